@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from unittest import mock
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from coordinator.service import CoordinatorService
+from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from participants.api import subscription_routes
 from participants.broker.broker import Broker
@@ -59,6 +61,11 @@ def _stand(name: str, served: Any, **parts: Stand) -> tuple[Any, bool]:
     stand = _STANDS.setdefault(name, Stand(**parts))
     stand.stand_for(served)
     return stand, new
+
+
+def _timeless_metrics(registry: CollectorRegistry) -> RequestMetrics:
+    """The applications outlive each virtual clock, and by a real one a slow machine would log requests as slow."""
+    return RequestMetrics(registry, clock=lambda: 0.0)
 
 
 class InProcessServer(HttpServer):
@@ -107,7 +114,8 @@ class SimulatedCoordinator(CoordinatorService):
         parts = {"_store": Stand(), "transactions": Stand(keys=Stand()), "listings": Stand()}
         stand, new = _stand(self._name, self, **parts)
         if new:
-            _APPS[self._name] = CoordinatorService._create_app(stand)
+            with mock.patch("coordinator.service.RequestMetrics", _timeless_metrics):
+                _APPS[self._name] = CoordinatorService._create_app(stand)
         return _APPS[self._name]
 
 
@@ -140,7 +148,8 @@ class SimulatedBroker(BrokerService):
     def _create_app(self) -> FastAPI:
         stand, new = _stand(self._process.name, self, _store=Stand())
         if new:
-            _APPS[self._process.name] = BrokerService._create_app(stand)
+            with mock.patch("participants.service.RequestMetrics", _timeless_metrics):
+                _APPS[self._process.name] = BrokerService._create_app(stand)
         return _APPS[self._process.name]
 
     def _route_to(self, broker: Broker, layout: LayoutUpkeep) -> None:
