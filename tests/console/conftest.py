@@ -22,8 +22,9 @@ class Secured:
     tokens: dict[str, str]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Not for the whole session: as long as it runs, no coroutine can run in this thread."""
     with running_browser() as browser:
         yield browser
 
