@@ -24,7 +24,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants compose-test dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -160,6 +160,14 @@ compose-test: setup  ## The images and docker-compose.yml for real, by Podman: u
 	PACKAGES=tests/compose/debian-packages.txt scripts/install-debian-packages
 	$(BIN)/python -m pip install --quiet --editable '.[compose]'
 	$(BIN)/python -m tests.compose
+
+HELM ?= $(abspath build/helm/helm)
+HELM_VERSION := v3.16.4
+
+helm-test: setup  ## Lint and render the Helm chart, and validate it by Kubernetes' schemas (needs Go, or HELM=its program)
+	@[ -x "$(HELM)" ] || GOBIN=$(abspath build/helm) go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+	$(BIN)/python -m pip install --quiet --editable '.[helm]'
+	$(BIN)/python -m tests.helm $(HELM)
 
 dashboards: $(STAMP)  ## Write Grafana's dashboards to ops/grafana
 	$(BIN)/python scripts/dashboards.py

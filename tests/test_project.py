@@ -23,7 +23,7 @@ from tests.test_source import ALLOWED
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-DEVELOPMENT = {"demo", "dev", "docs", "fuzz", "matrix", "peers", "soak"}
+DEVELOPMENT = {"compose", "demo", "dev", "docs", "fuzz", "helm", "matrix", "peers", "soak"}
 """Extras of which the product may import nothing."""
 BESIDE_THE_PRODUCT = ("tests", "benchmarks", "examples", "scripts")
 PART_OF = {"markupsafe": "jinja2", "pydantic-core": "pydantic", "starlette": "fastapi"}

@@ -1,0 +1,107 @@
+{{- define "metatxn.name" -}}
+{{- printf "%s-metatxn" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "metatxn.selector" -}}
+app.kubernetes.io/name: metatxn
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "metatxn.labels" -}}
+{{ include "metatxn.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "metatxn.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- define "metatxn.scheme" -}}
+{{ ternary "https" "http" (not (empty .Values.security.tlsSecret)) }}
+{{- end -}}
+
+{{- define "metatxn.checked" -}}
+{{- if not .Values.store -}}
+{{- fail "store: give the URL of the metadata store, such as etcd://etcd.default:2379" -}}
+{{- end -}}
+{{- if and (not .Values.security.tokenSecret) (not .Values.security.allowAnonymous) -}}
+{{- fail "security: name a tokenSecret, or say allowAnonymous: true" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "metatxn.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "metatxn.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "metatxn.commonArgs" -}}
+- --store={{ .Values.store }}
+- --host=0.0.0.0
+- --log-level={{ .Values.logLevel }}
+{{- if .Values.security.tokenSecret }}
+- --token-file=/etc/metatxn/tokens/tokens.toml
+{{- else }}
+- --allow-anonymous
+{{- end }}
+{{- if .Values.security.tlsSecret }}
+- --tls-cert=/etc/metatxn/tls/tls.crt
+- --tls-key=/etc/metatxn/tls/tls.key
+{{- end }}
+{{- end -}}
+
+{{- define "metatxn.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.security.tokenSecret }}
+- {name: tokens, mountPath: /etc/metatxn/tokens, readOnly: true}
+{{- end }}
+{{- if .Values.security.tlsSecret }}
+- {name: tls, mountPath: /etc/metatxn/tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "metatxn.volumes" -}}
+- {name: tmp, emptyDir: {}}
+{{- if .Values.security.tokenSecret }}
+- {name: tokens, secret: {secretName: {{ .Values.security.tokenSecret | quote }}}}
+{{- end }}
+{{- if .Values.security.tlsSecret }}
+- {name: tls, secret: {secretName: {{ .Values.security.tlsSecret | quote }}}}
+{{- end }}
+{{- end -}}
+
+{{- define "metatxn.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: http, scheme: {{ include "metatxn.scheme" . | upper }}}
+  periodSeconds: 2
+  failureThreshold: 150
+livenessProbe:
+  httpGet: {path: /healthz, port: http, scheme: {{ include "metatxn.scheme" . | upper }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+readinessProbe:
+  httpGet: {path: /readyz, port: http, scheme: {{ include "metatxn.scheme" . | upper }}}
+  periodSeconds: 5
+  timeoutSeconds: 6
+{{- end -}}
+
+{{- define "metatxn.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "metatxn.selector" .root | nindent 8 }}
+        app.kubernetes.io/component: {{ .component }}
+{{- end -}}

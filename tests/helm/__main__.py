@@ -1,0 +1,68 @@
+"""`make helm-test`: the chart is linted and rendered, and what comes out is valid by Kubernetes' own schemas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "metatxn"
+STORE = "store=etcd://etcd:2379"
+ANONYMOUS = "security.allowAnonymous=true"
+VERSIONS = ("1.28", "1.33")
+KUBERNETES = "--kube-version=1.33.0"
+"""A helm that Go has installed takes an older one for the cluster's."""
+OF_OTHERS = ("ServiceMonitor",)
+"""Kinds that Kubernetes itself does not know."""
+CASES: dict[str, tuple[str, ...]] = {
+    "local files": (STORE, ANONYMOUS),
+    "an object store": (STORE, ANONYMOUS, "broker.storage=s3://bucket/prefix", "broker.storageSecret=bucket"),
+    "everything": (
+        *(STORE, "security.tokenSecret=tokens", "security.tlsSecret=tls", "security.peerTokenSecret=peer"),
+        *("serviceMonitor.enabled=true", "serviceMonitor.tokenSecret=scrape", "broker.volume.storageClass=fast"),
+        *("coordinator.extraArgs={--gc-retention-ms=60000}", "imagePullSecrets[0].name=pull"),
+        *("coordinator.nodeSelector.disk=ssd", "broker.podAnnotations.note=yes"),
+    ),
+    "no network policy": (STORE, ANONYMOUS, "networkPolicy.enabled=false"),
+}
+REFUSED = {"store": (ANONYMOUS,), "security": (STORE,)}
+"""Values without which nothing is rendered, and the error says so."""
+
+
+def main(helm: str) -> None:
+    for name, settings in CASES.items():
+        given = [KUBERNETES, *(each for setting in settings for each in ("--set", setting))]
+        _run(helm, "lint", "--strict", CHART, *given)
+        documents = [each for each in yaml.safe_load_all(_run(helm, "template", "r", CHART, *given)) if each]
+        for document in documents:
+            _validate(name, document)
+        sys.stdout.write(f"{name}: {len(documents)} objects\n")
+    for name, settings in REFUSED.items():
+        given = [KUBERNETES, *(each for setting in settings for each in ("--set", setting))]
+        done = subprocess.run([helm, "template", "r", CHART, *given], capture_output=True, text=True)
+        assert done.returncode and f"{name}: " in done.stderr, done.stderr
+    sys.stdout.write(f"{len(CASES) + len(REFUSED)} passed, 0 failed\n")
+
+
+def _run(*command: Any) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    return done.stdout
+
+
+def _validate(case: str, document: dict[str, Any]) -> None:
+    if document["kind"] in OF_OTHERS:
+        return
+    for version in VERSIONS:
+        try:
+            kubernetes_validate.validate(document, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            raise SystemExit(f"{case}: {document['kind']} {document['metadata']['name']}: {error}") from error
+
+
+main(sys.argv[1])
