@@ -293,6 +293,8 @@ class Segment(OwnedSegment):
         # A failed ledger stays open until recovery seals it, because only this object knows how far it was durable.
         if ledger is not None and ledger.stopped is None:
             await ledger.close()
+        if ledger is not None:
+            ledger.on_durable = None  # the storage may keep a failed one, and should not keep what was made of it
         while self._tasks:
             for task in self._tasks:
                 task.cancel()

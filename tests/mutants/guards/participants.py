@@ -17,6 +17,16 @@ _TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
 PARTICIPANTS = (
     Mutant(
+        "failed-ledger-keeps-its-segment",
+        "5.7: of a segment that another broker has, nothing is left in memory",
+        _SEGMENT,
+        "            ledger.on_durable = None  # the storage may keep a failed one",
+        "            pass  # the storage may keep a failed one",
+        tests=(
+            "tests/participants/segment/test_recovery.py::test_a_ledger_that_has_failed_keeps_nothing_of_its_segment",
+        ),
+    ),
+    Mutant(
         "returned-without-the-later-ones-of-its-key",
         "5.10: a message that returns takes the later ones of its key along",
         "participants/subscription/keyed_dispatch.py",

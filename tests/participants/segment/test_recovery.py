@@ -623,3 +623,17 @@ async def test_whatever_number_of_store_writes_survives_the_next_life_tells_the_
         assert await world.operations(txn) == []
     assert_at_the_floor(segment, node)
     assert set(await committed(await world.reopened())) == decided_visible
+
+
+async def test_a_ledger_that_has_failed_keeps_nothing_of_its_segment(world: World) -> None:
+    """The storage keeps the ledger until it is sealed; when another broker takes the segment, that is never."""
+    node = await world.first_node()
+    segment = await node.open()
+    ledger = segment.ledgers.open
+    assert ledger is not None and ledger.on_durable is not None
+    node.device.fail()
+    with pytest.raises(errors.OutcomeUnknown):
+        await publish(segment, "x")
+    await segment.close()
+    assert ledger.stopped is not None and ledger.on_durable is None
+    node.device.heal()
