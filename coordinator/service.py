@@ -19,7 +19,6 @@ from coordinator import gc_sweep, survey
 from coordinator.api.routes import hanging_routes, listing_routes, transaction_key_routes, transaction_routes
 from coordinator.console import PATH, ConsoleRoute, MakeConsole
 from coordinator.gc_sweep import GcSweep
-from coordinator.id_blocks import BLOCK_SIZE
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.patience import PATIENCE_MS
@@ -31,6 +30,7 @@ from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.incarnation import IncarnationGuard
 from metastore.measured import MeasuredStore
+from metastore.txn.id_blocks import BLOCK_SIZE
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app

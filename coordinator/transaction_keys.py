@@ -18,11 +18,11 @@ import structlog
 from coordinator import answers
 from coordinator.decisions import Decisions, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
-from coordinator.id_blocks import IdBlocks
 from coordinator.settling import Overtaken
 from metastore.incarnation import first_number
 from metastore.txn import paths
 from metastore.txn import store as txn_records
+from metastore.txn.id_blocks import IdBlocks
 from metastore.txn.key_records import KeyRecord, read_key
 from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState

@@ -25,7 +25,6 @@ from coordinator.capacity import refuse_large_list, refuse_large_properties
 from coordinator.decisions import DecidedTransactions, Decisions, KeyMovedOn, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt, outcome_unknown
 from coordinator.ends import Abort, Commit, End
-from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.ownership import owned, require_owner
 from coordinator.settling import MakeBatch, Overtaken, Settling, Unanswered
@@ -35,6 +34,7 @@ from metastore.clock import Clock
 from metastore.errors import MetastoreError, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn import store as txn_records
+from metastore.txn.id_blocks import BLOCK_SIZE, IdBlocks
 from metastore.txn.records.transactions import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, read_transaction

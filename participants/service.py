@@ -27,6 +27,7 @@ from metatxn.service.process_metrics import LoopLag, add_process_metrics
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
+from metatxn.wire import errors
 from metatxn.wire.listeners import Listeners
 from participants.api.routes import router
 from participants.broker.broker import Broker
@@ -135,6 +136,7 @@ class BrokerService:
             max_ledger_bytes=self._max_ledger_bytes,
             disk_watermark=self._disk_watermark,
             peer_token=self._peer_token,
+            principal=self._own_principal(),
             providers=self._providers,
             listeners=self._listeners,
         )
@@ -147,6 +149,16 @@ class BrokerService:
         await self.broker.open_all()
         await self.broker.announcement.start()
         self._tell(Lifecycle.SERVICE_READY, url=self.url, storage=self._storage.storage_id)
+
+    def _own_principal(self) -> str | None:
+        """The principal of this broker itself. Without a valid token it has the name of no principal."""
+        if self._exposure.authenticator is None:
+            return None
+        try:
+            header = f"Bearer {self._peer_token or ''}".encode()
+            return self._exposure.authenticator.principal([(b"authorization", header)]).name
+        except errors.MetatxnError:
+            return f"broker {self.url}"
 
     def _create_app(self) -> FastAPI:
         registry = self.metrics.registry

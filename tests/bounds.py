@@ -70,6 +70,8 @@ SMALL: Mapping[str, Sequence[int]] = {
     # subscriptions
     "participants.subscription.dispatch.READ_BYTES": (1, 500),
     "participants.subscription.dispatch.LOOK_BYTES": (1, 500),
+    "participants.subscription.dead_letters.TOGETHER": (1, 2),
+    "participants.txn.own_transactions.IDS_AT_ONCE": (1,),
     "participants.subscription.delivery_counts.ENTRIES_AHEAD": (1, 3),
     "participants.subscription.keyed_deliveries.LOOK_AHEAD": (1, 3, 20),
     "participants.subscription.segment_subscription.RECORDS_PER_APPLY": (1, 3),
@@ -132,7 +134,6 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "participants.ledger.recovery: GROUP_BYTES REWRITE_BYTES _CHUNK_BYTES",
         "participants.ledger.seal_mark: _HEAD_BYTES",
         "participants.segment.dedup_snapshot: _RUN_BYTES",
-        "participants.subscription.dead_letters: _MESSAGES_PER_ENTRY",
     ),
     "a default or an option, drawn where it is given": (
         "metatxn.delivery: MAX_PENDING_BYTES",

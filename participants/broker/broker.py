@@ -101,6 +101,7 @@ class Broker:
         max_ledger_bytes: int = DEFAULT_MAX_LEDGER_BYTES,
         disk_watermark: int = DEFAULT_PERCENT,
         peer_token: str | None = None,
+        principal: str | None = None,
         providers: Providers | None = None,
         listeners: Mapping[str, str] | None = None,
     ) -> None:
@@ -168,6 +169,8 @@ class Broker:
         """The transport to other brokers. It is created when it is first needed, because that is slow."""
         self.authorization = f"Bearer {peer_token}" if peer_token else None
         """The token that this broker shows to others when it does not act for a caller, or None."""
+        self.principal = principal
+        """As whom it does so: the owner of its own transactions, or None without authentication."""
         self._exit = AsyncExitStack()
         self._background: list[asyncio.Task[None]] = []
         self._resyncs_counted = 0

@@ -1,11 +1,19 @@
-"""Publishes messages that were delivered too often to the dead-letter topic, exactly once: under a producer and a
-sequence that are derived from their place, so that a publish that is repeated after a crash finds the first one. Then
-they are acknowledged."""
+"""Gives up messages that were delivered too often: each is published to the dead-letter topic and acknowledged, in one
+transaction of the broker.
+
+    begin ─▶ publish the letters ─▶ acknowledge ─▶ commit, until that is known
+                     any failure ─▶ abort, and begin again
+
+So a message has its letter exactly if it is given up, whoever dies in between (DESIGN §5.10). What consumers have
+acknowledged before, by themselves, has no letter.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from hashlib import sha256
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -13,54 +21,70 @@ import structlog
 from metastore.errors import MetastoreError
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
-from metatxn.wire.broker import MAX_NAME, Message, ReadMessage
+from metatxn.wire.broker import Message, ReadMessage
+from metatxn.wire.ids import TxnId
 from participants.subscription.places import Place
 from participants.subscription.segment_subscription import SegmentSubscription
+from participants.txn.own_transactions import OwnTransactions
 
 log = structlog.get_logger()
-_MESSAGES_PER_ENTRY = 1 << 32
-"""The largest count that a frame can contain."""
+TOGETHER = 100
+"""So many messages are given up in one transaction. After a failure each has one of its own."""
+_FAILURES = (errors.MetatxnError, MetastoreError)
 
 
 class Publish(Protocol):
-    async def __call__(self, topic: str, message: Message, producer: str, sequence: int) -> object: ...
+    async def __call__(self, topic: str, messages: Sequence[Message], txn_id: TxnId) -> object: ...
 
 
 class DeadLetters:
-    def __init__(self, publish: Publish) -> None:
+    def __init__(self, publish: Publish, transactions: OwnTransactions) -> None:
         self._publish = publish
+        self._transactions = transactions
 
     def send(self, part: SegmentSubscription, places: Sequence[Place]) -> None:
-        """Send the messages in the background until that is done. The task ends with the segment, and begins again with
-        the next delivery."""
-        for place in places:
-            part.segment.spawn(self._send_until_done(part, place))
+        """Give the messages up in the background. The task ends with the segment; the next owner finds them again."""
+        for start in range(0, len(places), TOGETHER):
+            part.segment.spawn(self._until_done(part, places[start : start + TOGETHER]))
 
-    async def _send_until_done(self, part: SegmentSubscription, place: Place) -> None:
-        def report(error: Exception) -> None:
-            log.warning("a dead letter is sent again", segment=part.segment.id, place=str(place), error=str(error))
+    async def _until_done(self, part: SegmentSubscription, places: Sequence[Place]) -> None:
+        try:
+            await self._give_up(part, places)
+        except _FAILURES as error:
+            _report(part, error)
+            await asyncio.gather(*(self._until_one_is(part, place) for place in places))
 
-        await until_it_succeeds(lambda: self._send(part, place), (errors.MetatxnError, MetastoreError), report)
+    async def _until_one_is(self, part: SegmentSubscription, place: Place) -> None:
+        await until_it_succeeds(lambda: self._give_up(part, [place]), _FAILURES, partial(_report, part))
 
-    async def _send(self, part: SegmentSubscription, place: Place) -> None:
-        if part.segment.lost or part.dropped:
+    async def _give_up(self, part: SegmentSubscription, places: Sequence[Place]) -> None:
+        """Returns once they are given up, or acknowledged by somebody else, or not the business of this broker."""
+        if part.is_gone:
+            return
+        found = {place: await part.message(place) for place in places if part.is_dying(place)}
+        await part.forget_unreadable([place for place, message in found.items() if message is None])
+        letters = {place: _letter(part, message) for place, message in found.items() if message is not None}
+        if not letters:
             return
         topic = part.definition.record.dead_letter_topic
         assert topic is not None
-        found = await part.dead_message(place)
-        if found is not None:
-            producer = producer_name(part.segment.id, part.definition.name, place.ledger)
-            sequence = place.entry * _MESSAGES_PER_ENTRY + place.message
-            await self._publish(topic, _letter(part, found), producer, sequence)
-            part.segment.traffic.dead_letters += 1
-        await part.bury(place)
+        txn_id = await self._transactions.begin(f"gives up messages of subscription {part.definition.name}")
+        try:
+            await self._publish(topic, list(letters.values()), txn_id)
+            await part.give_up(txn_id, list(letters))
+            await until_it_succeeds(lambda: self._transactions.commit(txn_id), MetastoreError)
+        except (*_FAILURES, asyncio.CancelledError):
+            with suppress(*_FAILURES):
+                await self._transactions.abort(txn_id)
+            await part.gave_up(txn_id)
+            raise
+        await part.gave_up(txn_id)
+        part.segment.traffic.dead_letters += len(letters)
 
 
-def producer_name(segment: str, subscription: str, ledger: int) -> str:
-    """The name of the producer of the dead letters of one subscription from one ledger, which is always the same. A
-    name that is too long for other brokers is replaced by a digest."""
-    name = f"dead letters of {segment} {subscription} {ledger}"
-    return name if len(name) <= MAX_NAME else f"dead letters of {sha256(name.encode()).hexdigest()}"
+def _report(part: SegmentSubscription, error: Exception) -> None:
+    name = part.definition.name
+    log.warning("messages are given up again", segment=part.segment.id, subscription=name, error=str(error))
 
 
 def _letter(part: SegmentSubscription, found: ReadMessage) -> Message:

@@ -293,25 +293,29 @@ class Dispatch:
     def _read_back(self, frames: Sequence[RawFrame], at: Place) -> None:
         """Read entries, from `at` on, of which an earlier owner has perhaps delivered messages. These wait for
         redelivery."""
+        dead: list[Place] = []
         for frame in frames:
             at = self._skip_to(at, Place.at(frame.position))
             size, keys = message_count(frame), self._keys_of(frame)
-            while at.position == frame.position and at.message < size:
-                if self._deliveries.far_ahead:
-                    self._deliveries.next_read = at
-                    return
-                self._come_back(at, size, keys[at.message] if keys is not None else None)
+            while at.position == frame.position and at.message < size and not self._deliveries.far_ahead:
+                if self._come_back(at, size, keys[at.message] if keys is not None else None):
+                    dead.append(at)
                 at = Place.behind(frame.position) if at.message + 1 == size else at._replace(message=at.message + 1)
+            if at.position == frame.position and at.message < size:
+                break
             at = self._skip_to(at, Place.behind(frame.position))
         self._deliveries.next_read = at
+        if dead:
+            self._on_dead(dead)
 
-    def _come_back(self, place: Place, size: int, key: int | None) -> None:
+    def _come_back(self, place: Place, size: int, key: int | None) -> bool:
+        """Returns whether the message was delivered too often."""
         if place in self._cursor:
-            return
+            return False
         if self._pending.holder(place) is not None:
             self._deliveries.pass_over(place, size, key)
-        elif self._deliveries.come_back(place, size, key):
-            self._on_dead([place])
+            return False
+        return self._deliveries.come_back(place, size, key)
 
     def _keys_of(self, frame: RawFrame) -> Sequence[int] | None:
         """The hashes of the keys of an entry's messages, where messages are delivered by key."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -148,6 +149,8 @@ class SegmentSubscription:
         )
         self._in_flight: dict[tuple[TxnId, Ack], asyncio.Task[None]] = {}
         self._finishing: set[TxnId] = set()
+        self._giving_up: set[TxnId] = set()
+        """Transactions in which this broker gives messages up."""
 
     # -- acknowledging -----------------------------------------------------------------------------------------
 
@@ -205,9 +208,10 @@ class SegmentSubscription:
             raise errors.InvalidArgument(problem, field="message_ids")
         return size
 
-    def check(self, txn_id: TxnId | None, acks: Iterable[Ack], for_all: bool = False) -> None:
+    def check(self, txn_id: TxnId | None, acks: Iterable[Ack], for_all: bool = False, *, dying: bool = False) -> None:
         """Raises `AckRefused` if any of `acks` conflicts, or, unless `for_all`, if it is inside a transaction and the
-        message was not delivered; and the error of a transaction that accepts no acknowledgements. Changes nothing."""
+        message was not delivered; and the error of a transaction that accepts no acknowledgements. With `dying` these
+        are messages that the broker gives up. Changes nothing."""
         self._assert_serving()
         if txn_id is not None and (final := self._mirror.final(txn_id)) is not None:
             raise refusal(txn_id, final[0])
@@ -216,7 +220,7 @@ class SegmentSubscription:
                 continue  # it is acknowledged again
             try:
                 self.pending.check(txn_id, ack, self.cursor)
-                if txn_id is not None and not ack.cumulative and self.deliveries.has_dead(ack.span):
+                if txn_id is not None and not ack.cumulative and not dying and self.deliveries.has_dead(ack.span):
                     raise AckConflict(ack.span.start, "it is being sent to the dead-letter topic")
                 if txn_id is not None and not for_all and not self._was_given(txn_id, ack):
                     raise NotGiven(ack.span.end)
@@ -422,12 +426,15 @@ class SegmentSubscription:
     async def freed_by_abort(self, txn_id: TxnId) -> bool:
         """Whether the transaction is aborted, so that it has nothing reserved any more. This reads the store, because
         the mirror may lag behind a decision that others already know. Raises the store's errors."""
+        header = await self._learn_decision(txn_id)
+        return header is not None and header.state is TxnState.ABORTED
+
+    async def _learn_decision(self, txn_id: TxnId) -> Header | None:
         record = (await self._mirror.read([txn_id]))[txn_id]
         header = Header.decode(record.value) if record is not None else None
-        if header is None or header.state is not TxnState.ABORTED:
-            return False
-        self._on_final(txn_id, header)
-        return True
+        if header is not None and header.state.final:
+            self._on_final(txn_id, header)
+        return header
 
     def _decide(self, txn_id: TxnId, header: Header | None) -> None:
         """Apply a decision. `header` is None if it was collected long ago, which counts as committed (DESIGN §5.6)."""
@@ -501,19 +508,59 @@ class SegmentSubscription:
     def _is_sending(self, txn_id: TxnId) -> bool:
         return any(txn_id == sending for sending, _ in self._in_flight)
 
-    # -- dead letters ------------------------------------------------------------------------------------------
+    # -- giving up ---------------------------------------------------------------------------------------------
 
-    async def dead_message(self, place: Place) -> ReadMessage | None:
+    def is_dying(self, place: Place) -> bool:
+        """Whether the message was delivered too often, and is neither acknowledged nor given up yet."""
+        delivery = self.deliveries.get(place)
+        return delivery is not None and delivery.dead
+
+    async def message(self, place: Place) -> ReadMessage | None:
         """The message, or None if it can no longer be read."""
         frame = await self.dispatch.frame(place.position)
         return read_messages(self.segment.id, frame, [place.message])[0] if frame is not None else None
 
-    async def bury(self, place: Place) -> None:
-        """Acknowledge a message that is in the dead-letter topic. Raises the store's errors."""
-        delivery = self.deliveries.get(place)
-        if delivery is not None:
-            self.dispatch.delete(message_span(place.position, place.message, delivery.size))
+    async def forget_unreadable(self, places: Sequence[Place]) -> None:
+        """Acknowledge messages that can no longer be read, so that nobody gets them. Raises the store's errors."""
+        for place in places:
+            self.dispatch.delete(self._span_of(place))
         await self._cursor_store.persist()
+
+    async def give_up(self, txn_id: TxnId, places: Sequence[Place]) -> None:
+        """Acknowledge, in this transaction of the broker, messages that were delivered too often. Raises `AckRefused`
+        if somebody has acknowledged one of them meanwhile, and as `store_acks`."""
+        acks = []
+        for place in places:
+            delivery = self.deliveries.get(place)
+            size = delivery.size if delivery is not None else place.message + 1
+            acks.append(Ack(place.position) if size == 1 else Ack(place.position, place.message, size))
+        self.check(txn_id, acks, for_all=True, dying=True)
+        self._giving_up.add(txn_id)
+        self.reserve(txn_id, acks)
+        await self.store_acks(txn_id, acks)
+
+    async def gave_up(self, txn_id: TxnId) -> None:
+        """The transaction is decided, or its timeout ends it. Returns once that is carried out here, if it is known."""
+        with suppress(MetastoreError):  # then the watch tells
+            header = await self._learn_decision(txn_id)
+            final = header is not None and header.state.final
+            while final and self.pending.get(txn_id) is not None and not self.is_gone:
+                await self.segment.changed.wait()
+        self._giving_up.discard(txn_id)
+        self.segment.changed.notify()
+
+    async def until_given_up(self, txn_id: TxnId | None) -> bool:
+        """Wait while this broker gives messages up in this transaction. Returns whether it did so."""
+        if txn_id not in self._giving_up:
+            return False
+        while txn_id in self._giving_up and not self.is_gone:
+            await self.segment.changed.wait()
+        return True
+
+    def _span_of(self, place: Place) -> Span:
+        delivery = self.deliveries.get(place)
+        assert delivery is not None
+        return message_span(place.position, place.message, delivery.size)
 
     # -- life --------------------------------------------------------------------------------------------------
 

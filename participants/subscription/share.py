@@ -198,7 +198,7 @@ class LocalShare:
 
         The header of a transaction that conflicts is read before anybody is refused because of it: a successor whose
         connect aborted it acknowledges the same messages at once, and may be faster than the watch event. Each segment
-        has its own reservations.
+        has its own reservations. Those of a broker that gives a message up are waited for.
         """
         asked: set[tuple[SegmentSubscription, TxnId | None]] = set()
         while True:
@@ -207,6 +207,8 @@ class LocalShare:
                     part.check(request.txn_id, wanted, request.for_all)
                 return
             except AckRefused as refused:
+                if await refused.part.until_given_up(refused.holder):
+                    continue
                 conflict = refused.part, refused.holder
                 if refused.holder in (None, request.txn_id) or conflict in asked:
                     raise

@@ -18,6 +18,7 @@ from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import Record
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
+from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId, number_of_segment
 from participants.broker.broker import Broker
 from participants.segment.segment import Segment
@@ -34,6 +35,7 @@ from participants.topic.remote_share import RemoteShare
 from participants.topic.seeking import Target, abort, open_holders, places_of, refuse
 from participants.topic.shares import SubscriptionShares, ids_within, shares_of
 from participants.topic.subscription import Subscription, as_home, home_of
+from participants.txn.own_transactions import OwnTransactions
 
 SESSION_TIMEOUT_MS = 30_000
 
@@ -43,7 +45,9 @@ class Subscriptions:
         self._broker = broker
         self._messages = messages
         self._definitions = Definitions(broker.store)
-        self._dead_letters = DeadLetters(self._publish)
+        self._dead_letters = DeadLetters(
+            self._publish, OwnTransactions(broker.store, lambda: broker.clock(), lambda: broker.principal)
+        )
         self._known: dict[tuple[str, str], Definition] = {}
         """The definitions as they were last read. If one turns out to be dropped, it is read again."""
         self._at_home: dict[tuple[str, str], Subscription] = {}
@@ -277,7 +281,8 @@ class Subscriptions:
 
     # -- dead letters ------------------------------------------------------------------------------------------
 
-    async def _publish(self, topic: str, message: Message, producer: str, sequence: int) -> object:
+    async def _publish(self, topic: str, messages: Sequence[Message], txn_id: TxnId) -> object:
         """Publish as the broker itself: the creator of the subscription had the right to produce to the topic."""
-        options = PublishOptions(None, producer, sequence, self._broker.authorization)
-        return await self._messages.publish(topic, [message], options)
+        return await self._messages.publish(
+            topic, messages, PublishOptions(txn_id, None, None, self._broker.authorization)
+        )

@@ -11,13 +11,13 @@ from functools import partial
 
 import pytest
 
-from coordinator.id_blocks import IdBlocks
 from coordinator.presence import Presence
 from coordinator.service import CoordinatorService
 from metastore.api import Ephemeral
 from metastore.backends.memory import MemoryStore
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.id_blocks import IdBlocks
 from metastore.types import RangeResult
 from metatxn.wire.coordinator import BeginRequest
 from metatxn.wire.ids import COORDINATORS, TxnId

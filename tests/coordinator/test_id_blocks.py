@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coordinator.id_blocks import BLOCK_SIZE, IdBlocks
 from metastore.errors import StoreUnavailable
+from metastore.txn.id_blocks import BLOCK_SIZE, IdBlocks
 from metatxn.wire.ids import TxnId
 from tests.coordinator.stores import Fault, FaultyStore
 

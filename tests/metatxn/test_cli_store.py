@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import metatxn
-from coordinator.id_blocks import BLOCK_SIZE
+from metastore.txn.id_blocks import BLOCK_SIZE
 from tests.metatxn.command_line import error_line, run
 from tests.metatxn.dev_server import DevServer
 

@@ -549,11 +549,11 @@ PROTOCOL = (
         "marks",
     ),
     Mutant(
-        "dead-letters-by-names-too-long",
-        "the subscriptions: what was given back too often arrives in the dead-letter topic",
-        "participants/subscription/dead_letters.py",
-        "    return name if len(name) <= MAX_NAME else",
-        "    return name if name else",
+        "dead-letter-before-its-message-is-acknowledged",
+        "5.10: a message that is given up has a dead letter, both or neither",
+        "participants/topic/subscriptions.py",
+        "PublishOptions(txn_id, None, None, self._broker.authorization)",
+        "PublishOptions(None, None, None, self._broker.authorization)",
         "consume",
     ),
     Mutant(

@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 _COUNTS = "participants/subscription/delivery_counts.py"
 _DELIVERIES = "participants/subscription/deliveries.py"
 _DISPATCH = "participants/subscription/dispatch.py"
+_TEST_GIVING_UP = "tests/participants/subscription/test_giving_up.py"
+_TEST_RIGHTS = "tests/participants/api/test_subscription_rights.py"
 _TEST_COUNTS = "tests/participants/subscription/test_delivery_counts.py"
 
 CONSUMERS = (
@@ -89,5 +91,45 @@ CONSUMERS = (
         "        return not self._deliveries.undelivered and self._segment.ended_at(",
         "        return self._segment.ended_at(",
         tests=(f"{_TEST_COUNTS}::test_the_order_stays_over_a_split_when_what_was_perhaps_delivered_comes_again",),
+    ),
+    Mutant(
+        "acknowledged-before-its-dead-letter-counts",
+        "5.10: a message that is given up is acknowledged only if its dead letter is visible",
+        "participants/subscription/dead_letters.py",
+        "            await part.give_up(txn_id, list(letters))\n",
+        "            await part.forget_unreadable(list(letters))\n",
+        tests=(f"{_TEST_GIVING_UP}::test_123_a_broker_dies_while_it_gives_a_message_up",),
+    ),
+    Mutant(
+        "acknowledgement-fails-beside-giving-up",
+        "5.10: an acknowledgement outside transactions waits while its message is given up",
+        "participants/subscription/share.py",
+        "                if await refused.part.until_given_up(refused.holder):\n                    continue\n",
+        "",
+        tests=(f"{_TEST_GIVING_UP}::test_an_acknowledgement_waits_while_the_message_is_given_up",),
+    ),
+    Mutant(
+        "acknowledged-inside-while-it-is-given-up",
+        "5.10: no transaction of a consumer acknowledges what was delivered too often",
+        "participants/subscription/segment_subscription.py",
+        "not ack.cumulative and not dying and self.deliveries.has_dead(ack.span)",
+        "False",
+        tests=(f"{_TEST_GIVING_UP}::test_what_is_acknowledged_before_its_turn_has_no_letter",),
+    ),
+    Mutant(
+        "one-dead-letter-holds-back-the-others",
+        "5.10: messages that cannot be given up together are given up one by one",
+        "participants/subscription/dead_letters.py",
+        "            await asyncio.gather(*(self._until_one_is(part, place) for place in places))\n",
+        "            await until_it_succeeds(lambda: self._give_up(part, places), _FAILURES)\n",
+        tests=(f"{_TEST_GIVING_UP}::test_one_letter_that_cannot_be_published_does_not_hold_back_the_others",),
+    ),
+    Mutant(
+        "transaction-of-a-broker-belongs-to-all",
+        "5.10: the transaction in which a message is given up is ended by nobody else",
+        "participants/service.py",
+        "            principal=self._own_principal(),\n",
+        "",
+        tests=(f"{_TEST_RIGHTS}::test_a_dead_letter_goes_to_another_broker_in_the_name_of_the_broker_that_sends_it",),
     ),
 )

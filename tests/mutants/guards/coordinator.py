@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _KEYS = "coordinator/transaction_keys.py"
 _TRANSACTIONS = "coordinator/transactions.py"
-_IDS = "coordinator/id_blocks.py"
+_IDS = "metastore/txn/id_blocks.py"
 
 COORDINATOR = (
     Mutant(

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 
 from metastore.backends.memory import MemoryStore
+from metastore.txn import paths
+from metastore.txn.records.transactions import Header
 from metastore.txn.store import INDEXES
 from metatxn.service.exposure import open_exposure
 from participants.service import BrokerService
@@ -119,5 +121,7 @@ async def test_a_dead_letter_goes_to_another_broker_in_the_name_of_the_broker_th
             page = await elsewhere.get("/v1/topics/dead/messages", params={"wait_ms": 20_000})
             letters = [message["value"] for message in page.json()["messages"]]
         assert letters == ["poison"]
+        headers = [Header.decode(record.value) for record in (await store.scan(paths.HEADERS)).records]
+        assert {header.owner for header in headers} == {"brokers"}, "nobody else may end what a broker has begun"
         while (await here.get(SUBSCRIPTION)).json()["segments"][0]["backlog"]:
             await asyncio.sleep(0.01)

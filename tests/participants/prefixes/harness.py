@@ -84,6 +84,8 @@ class Story:
     max_ledger_bytes: int | None = None
     subscriptions: tuple[str, ...] = ()
     """Whose counts are part of the picture."""
+    topics: tuple[str, ...] = (TOPIC,)
+    """Whose messages are, the first one's layout, too."""
 
     async def prepare(self, life: Life, client: Client) -> None:
         """Before the first step is counted."""
@@ -261,13 +263,19 @@ async def _picture(life: Life, story: Story) -> Any:
         return "there is no such topic"
     described = await life.broker.topics.describe(stored.topic)
     layout = [(each.segment, each.range, each.state, each.children) for each in described.segments]
+    values = [await _values(life, topic) for topic in story.topics]
+    return layout, values, [await _counts(life, name) for name in story.subscriptions]
+
+
+async def _values(life: Life, topic: str) -> dict[str | None, list[Any]]:
+    """By key, in their order."""
     values: dict[str | None, list[Any]] = {}
     token: BrowseToken | None = None
-    while (page := await life.messages.browse(TOPIC, token, 1000, "read_committed", None, 0)).messages:
+    while (page := await life.messages.browse(topic, token, 1000, "read_committed", None, 0)).messages:
         for message in page.messages:
             values.setdefault(message.key, []).append(message.value)
         token = BrowseToken.parse(page.next)
-    return layout, values, [await _counts(life, name) for name in story.subscriptions]
+    return values
 
 
 async def _counts(life: Life, subscription: str) -> Any:

@@ -2,7 +2,7 @@
 end as without a death, no acknowledged entry lost or doubled, nothing left over.
 
 Method: every interrupted prefix, enumerated (see `harness`), with ledgers as files or as objects, and with the answer
-to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 96, 112.
+to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 96, 112, 123.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, ca
 from tests.participants.prefixes.lives import Life
 from tests.participants.prefixes.steps import Steps
 
+DEAD = "public/default/dead"
 PARENT = "segment://public/default/t/0000-ffff-0"
 LOWER, UPPER = "segment://public/default/t/0000-7fff-1", "segment://public/default/t/8000-ffff-2"
 
@@ -334,6 +335,38 @@ class Expire(Acknowledge):
         await life.layout.retention.look()
 
 
+class GiveUp(Story):
+    """A message that was delivered too often has a dead letter and is acknowledged, in a transaction of the broker. One
+    whose broker has died ends by its timeout."""
+
+    subscriptions = ("s",)
+    topics = (TOPIC, DEAD)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        topic = await life.broker.topics.create(DEAD, 1, None, life.storage.storage_id, life.world.now_ms())
+        await life.broker.until_opened(topic.segments)
+        wanted = SubscriptionRecord(
+            incarnation=1, type="shared", initial="earliest", created_ms=0, dead_letter_topic=DEAD, max_redeliveries=1
+        )
+        await client.once("subscribed", lambda: life.subscriptions.create(TOPIC, "s", wanted))
+        for key in (LOW, HIGH):
+            await send(life, client, key, key)
+
+    async def act(self, life: Life, client: Client) -> None:
+        await time_out(life)
+        for _ in range(3):
+            await (await life.subscriptions.at_home(TOPIC, "s")).receive("c", 100, 0)
+            await life.subscriptions.redeliver(TOPIC, "s", None)
+            await carried_out(life, [])
+
+
+async def time_out(life: Life) -> None:
+    """What was begun by whoever is dead."""
+    late = Transactions(life.store, lambda: life.world.now_ms() + MAX_TIMEOUT_MS)
+    await TimeoutSweep(late, max_clock_skew_ms=0).sweep_once()
+
+
 class DeleteSubscription(Acknowledge):
     async def prepare(self, life: Life, client: Client) -> None:
         await super().prepare(life, client)
@@ -572,6 +605,7 @@ STORIES = (
     DeleteTopic,
     Acknowledge,
     Expire,
+    GiveUp,
     DeleteSubscription,
     Recover,
     Stop,

@@ -187,6 +187,14 @@ class World:
     async def abort(self, txn_id: TxnId, expired_by: ExpiredBy | None = None) -> Revision:
         return await self.decide(txn_id, TxnState.ABORTED, expired_by=expired_by)
 
+    async def time_out(self) -> Revision:
+        """Whatever is open is aborted by its timeout. Returns the revision of the last decision."""
+        revision = 0
+        for record in (await self.store.inner.scan(paths.HEADERS)).records:
+            if Header.decode(record.value).state is TxnState.OPEN:
+                revision = await self.abort(paths.txn_id_of_header(record.key), expired_by=ExpiredBy.TIMEOUT)
+        return revision
+
     async def prepare(self, txn_id: TxnId) -> None:
         records = await self._records(txn_id)
         prepared = Prepared(prepared_ms=self.now_ms(), deadline_ms=10**9)

@@ -258,20 +258,6 @@ async def test_what_is_dead_goes_to_the_dead_letter_topic_once_and_is_acknowledg
     assert await consuming.conflicts([bad], txn)
 
 
-async def test_a_dead_letter_that_was_published_before_the_crash_is_not_published_again(consuming: Consuming) -> None:
-    await consuming.subscribe(dead_letter_topic="dead", max_redeliveries=0)
-    ids = await consuming.publish("bad")
-    store = consuming.world.store
-    for _ in range(2):
-        await consuming.receive()
-        held = store.fault(Fault(puts(paths.CURSORS), before=StoreUnavailable("gone"), hold_before=True))
-        await consuming.redeliver(ids)
-        await held.reached.wait()  # it is published, and not acknowledged yet
-        await consuming.crash()
-    answer = await consuming.process.http.get("/v1/topics/dead/messages")
-    assert len(answer.json()["messages"]) == 1
-
-
 async def test_the_same_put_again_is_no_news_and_another_one_is_a_conflict(consuming: Consuming) -> None:
     first = await consuming.subscribe(kind="shared")
     assert await consuming.subscribe(kind="shared") == first

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from random import Random
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -27,16 +26,11 @@ from tests.extent import usually
 from tests.participants.segment.faulty_store import Fault
 from tests.participants.subscription.by_key import put
 from tests.participants.subscription.consuming import Consuming
+from tests.participants.subscription.test_giving_up import letters
 
 
 def counting(batch: Batch) -> bool:
     return any(key.endswith("/deliveries") for key in batch.puts)
-
-
-async def letters(consuming: Consuming) -> list[Any]:
-    await consuming.idle()
-    answer = await consuming.process.http.get("/v1/topics/dead/messages?max=1000")
-    return [message["value"] for message in answer.json()["messages"]]
 
 
 @pytest.mark.parametrize("kind", ["shared", "failover", "key_shared"])
@@ -56,6 +50,7 @@ async def test_121_a_message_that_kills_every_broker_is_given_up(consuming: Cons
             await consuming.crash()
         elif "poison" in found:
             await consuming.crash()
+        await consuming.carried_out(await consuming.world.time_out())
     assert deliveries in (3, 4), "one that was not counted when the first broker died"
     assert await letters(consuming) == ["poison"]
     assert await consuming.values() == []
@@ -242,7 +237,7 @@ async def test_122_however_brokers_and_consumers_die_a_message_has_its_deliverie
     poison = set(random.sample(range(10), 4))
     delivered: Counter[int] = Counter()
     done: set[int] = set()
-    while len(done.union(await letters(consuming))) < 10:
+    while len(done) + len(await letters(consuming)) < 10:
         for message in await consuming.receive(limit=random.choice((1, 3, 100)), consumer=random.choice("ab")):
             delivered[message["value"]] += 1
             if message["value"] not in poison and random.random() < 0.7:
@@ -253,10 +248,11 @@ async def test_122_however_brokers_and_consumers_die_a_message_has_its_deliverie
         fate = random.random()
         if fate < 0.3:
             await consuming.crash()
+            await consuming.carried_out(await consuming.world.time_out())
         elif fate < 0.6:
             await consuming.asked("DELETE", f"/subscriptions/s/consumers/{random.choice('ab')}")
     found = await letters(consuming)
-    assert len(set(found)) == len(found)
+    assert done.isdisjoint(found) and len(set(found)) == len(found)
     for value in found:
         assert most + 1 <= delivered[value] <= most + 2, f"{value} was delivered {delivered[value]} times"
 
