@@ -160,6 +160,9 @@ async def drop(
         segment.lose("it is unknown whether its oldest entries were dropped")
         return []
     if up_to is None:
+        if segment.trim_is_unknown and due.trimmed is not None and due.trimmed == segment.ledgers.trimmed:
+            # It took effect: repeating it learns the record and deletes the bytes.
+            await trim(segment, store, storage, due.trimmed.next, checks)
         return []
     await trim(segment, store, storage, up_to.next, checks)
     log.info(

@@ -211,6 +211,20 @@ async def test_a_trim_of_unknown_outcome_is_not_carried_out_against_a_later_poli
     assert await topic.left() == ["a"]
 
 
+async def test_a_trim_whose_answer_was_lost_leaves_no_bytes_behind(topic: Retaining) -> None:
+    """Found by the simulation: as it had taken effect, nothing more was due, so no pass looked for its outcome."""
+    await topic.set(**POLICY)
+    await topic.ledger_at(0, "a")
+    topic.at_hour(5)
+    topic.world.store.fault(Fault(puts("/segment/"), after=OutcomeUnknown("who knows")))
+    await topic.passes(1)
+    assert (await topic.record()).trimmed != ()
+    await topic.passes(1)
+    record = await topic.record()
+    assert record.trimmed == () and topic.process.device.ledgers() == {each.id for each in record.ledgers}
+    assert (await topic.segment()).record.ledgers == record.ledgers and await topic.left() == []
+
+
 async def test_what_an_earlier_version_has_sealed_is_measured_first(topic: Retaining) -> None:
     await topic.set(roll_ms=1_000)
     await topic.ledger_at(0, "a")
