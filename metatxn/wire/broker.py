@@ -465,6 +465,7 @@ SUBSCRIPTION_SEGMENT = {
     "held": {"billing-1": 2},
     "backlog_bytes": 912,
     "oldest_ms": 1767225600000,
+    "attached": {},
 }
 
 
@@ -485,7 +486,8 @@ class SubscriptionSegment(BaseModel):
     those that an open transaction has acknowledged; they are not among the `unacked`. `held` are, by consumer, those
     that it was given and that are not acknowledged, or only in an open transaction. Everything up to the entry
     `mark_delete` is acknowledged; `backlog_bytes` is the size of what readers can see after it, and `oldest_ms` is
-    when the first of that was published. `blocking` is the first message that others wait for, if any do."""
+    when the first of that was published. `blocking` is the first message that others wait for, if any do. `attached`
+    are, by name, the consumers that are connected to the owner of the segment itself, with what each of them holds."""
 
     model_config = example(**SUBSCRIPTION_SEGMENT)
 
@@ -498,6 +500,7 @@ class SubscriptionSegment(BaseModel):
     held: dict[str, int] = {}
     backlog_bytes: int = 0
     oldest_ms: int | None = None
+    attached: dict[str, int] = {}
 
 
 class SubscriptionInfo(BaseModel):

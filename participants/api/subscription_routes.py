@@ -236,13 +236,15 @@ async def _info(subscription: Subscription, shown: str | None) -> SubscriptionIn
     definition, most_held = subscription.definition, await subscription.most_held()
     segments = await subscription.segments(shown)
     held: Counter[str] = Counter()
+    attached = sorted({name for segment in segments for name in segment.attached})
     for segment in segments:
         held.update(segment.held)
+        held.update(segment.attached)
     return SubscriptionInfo(
         topic=definition.topic,
         name=definition.name,
         **_settings(definition),
-        consumers=subscription.consumers,
-        blocked=[name for name in subscription.consumers if most_held is not None and held[name] >= most_held],
+        consumers=(consumers := [*subscription.consumers, *attached]),
+        blocked=[name for name in consumers if most_held is not None and held[name] >= most_held],
         segments=segments,
     )

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 
 from metastore.errors import MetastoreError
 from metatxn.wire import errors
-from metatxn.wire.broker import ReadMessage, ReceivedMessage
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
-from participants.messages.payloads import message_count, read_messages
+from participants.messages.payloads import message_count
 from participants.segment.segment import Segment
 from participants.subscription.cursor import Cursor
 from participants.subscription.deliveries import Deliveries
@@ -34,7 +33,7 @@ from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import PendingAckStore
 from participants.subscription.places import START, Place, Span, entry_span
 from participants.subscription.ranges import RangeSet
-from participants.subscription.taking import Chosen, DeliveredMessage, Taker, Taking, share_bytes
+from participants.subscription.taking import FIRST_ATTACHED, Chosen, DeliveredMessage, Taker, Taking, share_bytes
 
 READ_BYTES = 1 << 20
 LOOK_BYTES = 1 << 16
@@ -105,7 +104,10 @@ class Dispatch:
         self._assert_serving = assert_serving
         self._on_dead = on_dead
         self._persist = persist
-        self._reading = asyncio.Lock()
+        self.reading = asyncio.Lock()
+        """Held while messages are delivered."""
+        self.admits: Callable[[int], bool] = lambda _: True
+        """Whether a consumer may have messages, see `AttachedConsumers`."""
         self._home = NO_HOME
         self._timer: asyncio.TimerHandle | None = None
         self.refused_more = False
@@ -128,8 +130,8 @@ class Dispatch:
             )
         succeeded, self._home = home > self._home, home
         for consumer in self._deliveries.consumers:
-            if succeeded or (consumer <= newest and consumer not in consumers):
-                self._consumer_gone(consumer)
+            if consumer < FIRST_ATTACHED and (succeeded or (consumer <= newest and consumer not in consumers)):
+                self.consumer_gone(consumer)
 
     def knows_home(self, home: Home) -> bool:
         """Whether it has served this home."""
@@ -139,21 +141,27 @@ class Dispatch:
         """Messages for a consumer: first those that wait for redelivery, and then new ones, in order. They may exceed
         `max_bytes` by one entry."""
         taking = Taking(taker, limit, max_bytes)
-        async with self._reading:
+        await self.deliver(taking)
+        # A message that is returned while an entry is read may be delivered to this very consumer again. In one
+        # transaction it would count twice, because the second acknowledgement succeeds like the first.
+        return list({each.message.message_id: each for each in taking.given}.values())
+
+    async def deliver(self, taking: Taking) -> None:
+        """As `take`, to whatever form the messages have in `taking`."""
+        async with self.reading:
             self._assert_serving()
+            if not self.admits(taking.taker.session):
+                return
             try:
                 await self._give_again(taking)
                 more = True
                 while more and taking.room and not self._deliveries.full:
                     more = await self._read_on(taking)
             except errors.MetatxnError:
-                if not taking.given:
+                if not taking.number:
                     raise  # raised next time: delivered messages must reach the consumer
             finally:
                 self._set_timer()
-        # A message that is returned while an entry is read may be delivered to this very consumer again. In one
-        # transaction it would count twice, because the second acknowledgement succeeds like the first.
-        return list({each.message.message_id: each for each in taking.given}.values())
 
     async def _give_again(self, taking: Taking) -> None:
         """Deliver what waits for redelivery, as far as there is room."""
@@ -234,15 +242,11 @@ class Dispatch:
         if not indexes:
             return
         size, share, now_s = message_count(frame), share_bytes(frame), asyncio.get_running_loop().time()
-        messages = read_messages(self._segment.id, frame, indexes)
-        places = Chosen(frame, indexes).places
-        given = [
-            DeliveredMessage(_received(message, self._deliveries.give(place, size, taking.taker.session, now_s)), share)
-            for message, place in zip(messages, places, strict=True)
-        ]
-        self._segment.traffic.went_out(len(given), share * len(given))
-        self._segment.traffic.redeliveries += sum(each.message.redelivery_count > 0 for each in given)
-        taking.give(given)
+        given, consumer = taking.made_of(self._segment.id, Chosen(frame, indexes)), taking.taker.session
+        times = [self._deliveries.give(place, size, consumer, now_s) for place in Chosen(frame, indexes).places]
+        self._segment.traffic.went_out(len(times), share * len(times))
+        self._segment.traffic.redeliveries += sum(before > 0 for before in times)
+        taking.give(given, times, share)
 
     # -- counting ----------------------------------------------------------------------------------------------
 
@@ -350,8 +354,9 @@ class Dispatch:
 
     # -- taking back -------------------------------------------------------------------------------------------
 
-    def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None) -> Redelivered:
-        """Redeliver these messages, or all that consumers hold. Those that are PENDING_ACK are not affected."""
+    def redeliver(self, ids: Iterable[tuple[Position, int]] | None = None, consumer: int | None = None) -> Redelivered:
+        """Redeliver these messages, or all that consumers hold, or of both those that one `consumer` holds. Those that
+        are PENDING_ACK are not affected."""
         if ids is None:
             places = self._deliveries.held()
         else:
@@ -359,6 +364,9 @@ class Dispatch:
             places = [
                 p for p in wanted if (known := self._deliveries.get(p)) is not None and known.consumer is not None
             ]
+        if consumer is not None:
+            held = set(self._deliveries.held_by(consumer))
+            places = [place for place in places if place in held]
         back = [place for place in places if self._pending.holder(place) is None]
         withdrawn = self.give_back(back, failed=True)
         return Redelivered(len(back) + len(withdrawn), [self._message_id(place) for place in withdrawn])
@@ -375,7 +383,7 @@ class Dispatch:
         are such only where messages are delivered by key."""
         return set()
 
-    def _consumer_gone(self, consumer: int) -> None:
+    def consumer_gone(self, consumer: int) -> None:
         back = []
         for place in self._deliveries.held_by(consumer):
             if self._pending.holder(place) is None:
@@ -487,7 +495,3 @@ class Dispatch:
         return not self._deliveries.undelivered and self._segment.ended_at(
             max(self._deliveries.next_read, self._cursor.mark_delete).last_before
         )
-
-
-def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:
-    return ReceivedMessage(**message.model_dump(), redelivery_count=redelivery_count)

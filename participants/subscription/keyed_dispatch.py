@@ -21,7 +21,7 @@ from participants.subscription.assignment import Assignment, assignment
 from participants.subscription.dispatch import Blocking, Dispatch
 from participants.subscription.keyed_deliveries import KeyedDeliveries
 from participants.subscription.places import Place, Span
-from participants.subscription.taking import DeliveredMessage, Taker, Taking
+from participants.subscription.taking import Taker, Taking
 
 
 class KeyedDispatch(Dispatch):
@@ -34,14 +34,14 @@ class KeyedDispatch(Dispatch):
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    async def take(self, taker: Taker, limit: int, max_bytes: int) -> list[DeliveredMessage]:
+    async def deliver(self, taking: Taking) -> None:
         if self._held_before is None:
             self._held_before = await self._keys_held_before()
             self._forget_decided()
-        self._present = taker.present
+        self._present = taking.taker.present
         was_full = self._deliveries.full
         try:
-            return await super().take(taker, limit, max_bytes)
+            await super().deliver(taking)
         finally:
             if was_full and not self._deliveries.full:
                 self._segment.changed.notify()  # others can read on

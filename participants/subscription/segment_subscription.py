@@ -42,6 +42,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.common.partial_failures import one_error
 from participants.messages.payloads import message_count, read_messages
 from participants.segment.segment import Segment
+from participants.subscription.attached import AttachedConsumers
 from participants.subscription.cursor import Cursor
 from participants.subscription.cursor_store import CursorStore
 from participants.subscription.definitions import Definition
@@ -127,10 +128,11 @@ class SegmentSubscription:
             message_counts,
             IsolatedView(segment, uncommitted=definition.uncommitted),
             counts if definition.record.max_redeliveries is not None else None,
-            assert_serving=self._assert_serving,
+            assert_serving=self.assert_serving,
             on_dead=lambda places: self.on_dead(self, places),
             persist=lambda: self._cursor_store.persist(),
         )
+        self.attached = AttachedConsumers(segment.id, definition, self.dispatch, self.deliveries, self.assert_serving)
         self._store = store
         self._mirror = mirror
         self._headers = Follower(mirror, self._on_final)
@@ -198,11 +200,16 @@ class SegmentSubscription:
         gets any of them again."""
         return self.deliveries.size_of(position) is None and self.segment.is_left_out(position)
 
-    async def _size_of(self, position: Position, index: int) -> int:
+    async def size_of(self, position: Position) -> int:
+        """The number of messages of an entry, or 0 of one that cannot be read."""
         size = self.deliveries.size_of(position)
         if size is None:
             frame = await self.dispatch.frame(position)
             size = message_count(frame) if frame is not None else 0
+        return size
+
+    async def _size_of(self, position: Position, index: int) -> int:
+        size = await self.size_of(position)
         if index >= size:
             problem = f"message_ids: segment {self.segment.id} has no message {index} at {position} that can be read"
             raise errors.InvalidArgument(problem, field="message_ids")
@@ -212,7 +219,7 @@ class SegmentSubscription:
         """Raises `AckRefused` if any of `acks` conflicts, or, unless `for_all`, if it is inside a transaction and the
         message was not delivered; and the error of a transaction that accepts no acknowledgements. With `dying` these
         are messages that the broker gives up. Changes nothing."""
-        self._assert_serving()
+        self.assert_serving()
         if txn_id is not None and (final := self._mirror.final(txn_id)) is not None:
             raise refusal(txn_id, final[0])
         for ack in acks:
@@ -336,7 +343,7 @@ class SegmentSubscription:
         """Everything before `end` counts as acknowledged, up to the first message that an open transaction has
         acknowledged: that one may yet return. Nothing is awaited before it counts, so no transaction reserves anything
         in between. Raises as `acknowledge`."""
-        self._assert_serving()
+        self.assert_serving()
         start = self.cursor.mark_delete
         end = min([end, *(span.start for each in self.pending for span in each.spans())])
         if end <= start:
@@ -585,7 +592,8 @@ class SegmentSubscription:
         self.close()
         self.segment.changed.notify()
 
-    def _assert_serving(self) -> None:
+    def assert_serving(self) -> None:
+        """Raises STORE_UNAVAILABLE, or the error of an incarnation that has ended."""
         self.segment.assert_serving()
         if self._ended is not None:
             raise self._ended

@@ -20,7 +20,7 @@ from participants.subscription.dispatch import Blocking, Redelivered
 from participants.subscription.home import Home
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
-from participants.subscription.taking import DeliveredMessage, Taker
+from participants.subscription.taking import FIRST_ATTACHED, DeliveredMessage, Taker
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +157,26 @@ class LocalShare:
         """Acknowledge all of the request, or nothing if any message conflicts or the kind does not fit the
         subscription."""
         self._assert_fits(request)
-        acks = await self._acks(request)
-        if request.txn_id is not None:
+        await self.acknowledge_all(await self._acks(request), request.txn_id, for_all=request.for_all)
+
+    async def acknowledge_all(
+        self,
+        acks: Sequence[tuple[SegmentSubscription, list[Ack]]],
+        txn_id: TxnId | None,
+        *,
+        for_all: bool = False,
+    ) -> None:
+        """As `acknowledge`, of acknowledgements that fit their subscription."""
+        if txn_id is not None:
             for part, wanted in acks:
-                await part.assure_order(request.txn_id, wanted)
-        await self._check(request, acks)
+                await part.assure_order(txn_id, wanted)
+        await self._check(acks, txn_id, for_all=for_all)
         # Nothing is awaited between the last check and the reservations: the first one wins, on all segments.
-        if request.txn_id is not None:
+        if txn_id is not None:
             for part, wanted in acks:
-                part.reserve(request.txn_id, wanted)
+                part.reserve(txn_id, wanted)
         outcomes = await asyncio.gather(
-            *(
-                part.acknowledge(wanted) if request.txn_id is None else part.store_acks(request.txn_id, wanted)
-                for part, wanted in acks
-            ),
+            *(part.acknowledge(wanted) if txn_id is None else part.store_acks(txn_id, wanted) for part, wanted in acks),
             return_exceptions=True,
         )
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
@@ -193,7 +199,9 @@ class LocalShare:
                     subscription=part.definition.name,
                 )
 
-    async def _check(self, request: AckRequest, acks: Sequence[tuple[SegmentSubscription, list[Ack]]]) -> None:
+    async def _check(
+        self, acks: Sequence[tuple[SegmentSubscription, list[Ack]]], txn_id: TxnId | None, *, for_all: bool
+    ) -> None:
         """Raises as `SegmentSubscription.check` does. Nothing is awaited after the last check.
 
         The header of a transaction that conflicts is read before anybody is refused because of it: a successor whose
@@ -204,13 +212,13 @@ class LocalShare:
         while True:
             try:
                 for part, wanted in acks:
-                    part.check(request.txn_id, wanted, request.for_all)
+                    part.check(txn_id, wanted, for_all)
                 return
             except AckRefused as refused:
                 if await refused.part.until_given_up(refused.holder):
                     continue
                 conflict = refused.part, refused.holder
-                if refused.holder in (None, request.txn_id) or conflict in asked:
+                if refused.holder in (None, txn_id) or conflict in asked:
                     raise
                 asked.add(conflict)
                 if not await refused.part.freed_by_abort(refused.holder):
@@ -244,6 +252,9 @@ class LocalShare:
 
 
 def _has_news(part: SegmentSubscription, taker: Taker | None) -> bool:
+    """Nothing is new for anybody to whom nothing is delivered."""
+    if not part.attached.admits_home:
+        return False
     return part.dispatch.has_more(taker) or (taker is not None and part.dispatch.ended)
 
 
@@ -257,7 +268,12 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
         mark_delete=str(part.segment.ledgers.shown(counts.mark_delete)),
         backlog=counts.backlog,
         unacked=counts.unacked,
-        held={str(session): part.deliveries.number_held(session) for session in part.deliveries.consumers},
+        attached=dict(part.attached.held),
+        held={
+            str(session): part.deliveries.number_held(session)
+            for session in part.deliveries.consumers
+            if session < FIRST_ATTACHED
+        },
         pending_acks={str(txn_id): number for txn_id, number in counts.pending.items()},
         blocking=_blocking(part.dispatch.blocking()),
         backlog_bytes=size_bytes if oldest_ms is not None else 0,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from metatxn.wire.broker import ReceivedMessage
+from metatxn.wire.broker import MAX_ENTRY_MESSAGES, ReadMessage, ReceivedMessage
 from metatxn.wire.frames import RawFrame
-from participants.messages.payloads import message_count
+from metatxn.wire.position import Position
+from participants.messages.payloads import message_count, read_messages
 from participants.subscription.places import Place
+
+FIRST_ATTACHED = 1 << 48
+"""The number of the first consumer that is attached to the owner of a segment. No session of a home has such a
+number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Taking:
     limit: int
     max_bytes: int
     given: list[DeliveredMessage] = field(default_factory=list)
+    number: int = 0
+    """Of the messages that were given."""
     size_bytes: int = 0
     """Of what is given and chosen."""
 
@@ -58,7 +65,7 @@ class Taking:
     @property
     def room(self) -> int:
         """How many more messages may be chosen or given."""
-        return 0 if self.size_bytes >= self.max_bytes else self.limit - len(self.given) - self._chosen
+        return 0 if self.size_bytes >= self.max_bytes else self.limit - self.number - self._chosen
 
     def choose(self, frame: RawFrame, indexes: Sequence[int]) -> None:
         self.chosen.append(Chosen(frame, indexes))
@@ -71,9 +78,54 @@ class Taking:
         self.size_bytes -= sum(share_bytes(each.frame) * len(each.indexes) for each in chosen)
         return chosen
 
-    def give(self, messages: Sequence[DeliveredMessage]) -> None:
-        self.given += messages
-        self.size_bytes += sum(each.size_bytes for each in messages)
+    def made_of(self, segment: str, chosen: Chosen) -> Any:
+        """What is given of these messages."""
+        return read_messages(segment, chosen.frame, chosen.indexes)
+
+    def give(self, made: Any, times: Sequence[int], share: int) -> None:
+        """Of each message, how often it was delivered before. `share` is its share of the entry's bytes."""
+        self.given += [DeliveredMessage(_received(*each), share) for each in zip(made, times, strict=True)]
+        self.number += len(times)
+        self.size_bytes += share * len(times)
+
+
+@dataclass(slots=True)
+class DeliveredEntry:
+    """Messages of one entry for a consumer, by their indexes. `times` is how often one of them was delivered before, at
+    most."""
+
+    frame: RawFrame
+    indexes: list[int]
+    times: int
+
+
+@dataclass(slots=True)
+class TakingEntries(Taking):
+    """A request of a consumer that reads entries itself: it gets all messages of an entry that it may have, and so may
+    exceed `limit` by an entry, too."""
+
+    entries: dict[Position, DeliveredEntry] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        full = self.size_bytes >= self.max_bytes or self.number + self._chosen >= self.limit
+        return 0 if full else MAX_ENTRY_MESSAGES
+
+    def made_of(self, segment: str, chosen: Chosen) -> Any:
+        return chosen
+
+    def give(self, made: Any, times: Sequence[int], share: int) -> None:
+        frame, indexes = made
+        known = self.entries.setdefault(frame.position, DeliveredEntry(frame, [], 0))
+        # What returns while entries are read may be delivered again in the same answer.
+        known.indexes = sorted({*known.indexes, *indexes})
+        known.times = max(known.times, *times)
+        self.number += len(times)
+        self.size_bytes += share * len(times)
+
+
+def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:
+    return ReceivedMessage(**message.model_dump(), redelivery_count=redelivery_count)
 
 
 def share_bytes(frame: RawFrame) -> int:

@@ -17,6 +17,7 @@ from tests.mutants.guards.metastore import METASTORE
 from tests.mutants.guards.operating import OPERATING
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.policies import POLICIES
+from tests.mutants.guards.pulsar import PULSAR
 from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.schemas import SCHEMAS
@@ -42,4 +43,5 @@ GUARDS = (
     *OPERATING,
     *CONSOLE,
     *GATEWAYS,
+    *PULSAR,
 )

@@ -46,7 +46,7 @@ PARTICIPANTS = (
         "by-key-before-an-abort-was-heard-of",
         "5.10: what is before it under its key, and was acknowledged in an aborted transaction, returns first",
         "participants/subscription/share.py",
-        "                await part.assure_order(request.txn_id, wanted)\n",
+        "                await part.assure_order(txn_id, wanted)\n",
         "                pass\n",
         tests=(f"{_TEST_BY_KEY}::test_an_abort_of_which_the_broker_has_not_heard_lets_no_later_message_pass",),
     ),
