@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
@@ -16,6 +17,7 @@ import structlog
 from fastapi import FastAPI
 
 from coordinator import gc_sweep, survey
+from coordinator.api.quota_routes import quota_routes
 from coordinator.api.routes import hanging_routes, listing_routes, transaction_key_routes, transaction_routes
 from coordinator.console import PATH, ConsoleRoute, MakeConsole
 from coordinator.gc_sweep import GcSweep
@@ -37,6 +39,8 @@ from metatxn.service.http import create_app
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.operations import add_operations
 from metatxn.service.process_metrics import LoopLag, add_process_metrics
+from metatxn.service.quotas.quotas import Quotas, count_refusals
+from metatxn.service.quotas.stored import StoredQuotas
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
@@ -116,6 +120,8 @@ class CoordinatorService:
             share=self.presence.share,
         )
         self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
+        self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
+        self._running = AsyncExitStack()
         self._console = ConsoleRoute(console) if console is not None else None
         self.app = self._create_app()
         self.app.state.listeners = Listeners(advertise_url, listeners or {})
@@ -138,6 +144,7 @@ class CoordinatorService:
         try:
             await self.guard.start()
             await self.presence.start(self.url)
+            await self._running.enter_async_context(self.quotas.running())
             if self._console is not None:
                 self._console.open(self.url)
             await self._server.start()
@@ -153,6 +160,7 @@ class CoordinatorService:
         """Withdraw the announcement, then finish the requests and the sweep in progress. Idempotent."""
         self._tell(Lifecycle.SERVICE_STOPPING)
         await self.presence.stop()
+        await self._running.aclose()
         await self.guard.stop()
         if self._console is not None:
             await self._console.close()
@@ -170,7 +178,14 @@ class CoordinatorService:
         requests = RequestMetrics(registry)
         open_below = (PATH,) if self._console is not None else ()
         app = create_app(
-            "metatxn coordinator", _DESCRIPTION, version("metatxn"), registry, self._exposure, requests, open_below
+            "metatxn coordinator",
+            _DESCRIPTION,
+            version("metatxn"),
+            registry,
+            self._exposure,
+            requests,
+            open_below,
+            self.quotas,
         )
         add_operations(
             app,
@@ -184,6 +199,7 @@ class CoordinatorService:
         add_routes(app, listing_routes(self.transactions, self.listings))
         add_routes(app, transaction_key_routes(self.transactions, self.listings))
         add_routes(app, hanging_routes(self.listings))
+        add_routes(app, quota_routes(StoredQuotas(self._store), self.quotas))
         if self._console is not None:
             app.router.routes.append(self._console)
         return app

@@ -60,6 +60,7 @@ from metatxn.wire.frames import Frame
 from metatxn.wire.models import BrokerInfo, ServiceStatus
 from metatxn.wire.names import LISTENER_NAME, TopicFormat, namespace_name
 from metatxn.wire.policies import PolicyInfo
+from metatxn.wire.quotas import QuotaInfo
 from metatxn.wire.schemas import SchemaCheck, SchemaInfo
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
@@ -265,6 +266,22 @@ class AsyncClient:
         connection = self._connection
         call = Call("DELETE", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
         await connection.http.request(connection.coordinators, call)
+
+    async def quota(self, principal: str | None) -> QuotaInfo:
+        """What a principal may use of the cluster in a second, where that comes from, and what it has used lately; None
+        stands for the default. Only administrators see those of others."""
+        return parsed(QuotaInfo, await self._connection.coordinator(Call("GET", _quota_path(principal))))
+
+    async def set_quota(self, principal: str | None, /, **amounts: int | None) -> QuotaInfo:
+        """Change amounts of a principal's quota, or of the default (None): `requests_per_second`,
+        `bytes_in_per_second`, `bytes_out_per_second`. -1 means no limit, and None removes an amount."""
+        call = Call("PATCH", _quota_path(principal), content=json.dumps(amounts).encode())  # null removes
+        return parsed(QuotaInfo, await self._connection.coordinator(call))
+
+    def quotas(self) -> Paged[QuotaInfo]:
+        """The quotas of all principals that have one of their own."""
+        connection = self._connection
+        return Listing(connection, connection.coordinators, path_of("quotas", "principals"), {}, QuotaInfo)
 
     # -- topics ------------------------------------------------------------------------------------------------
 
@@ -749,6 +766,10 @@ class AsyncClient:
     def decode_entry(frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:
         """The rows of an entry in the topic's columns. Raises `SchemaMismatch`."""
         return frames.decode_entry(frame, topic_schema)
+
+
+def _quota_path(principal: str | None) -> str:
+    return path_of("quotas", "default") if principal is None else path_of("quotas", "principals", principal)
 
 
 def _namespace_parts(namespace: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from metatxn.service.http import create_app
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.operations import add_operations
 from metatxn.service.process_metrics import LoopLag, add_process_metrics
+from metatxn.service.quotas.quotas import Quotas, count_refusals
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
@@ -94,6 +95,8 @@ class BrokerService:
         add_process_metrics(self.metrics.registry, version("metatxn"))
         SubscriptionMetrics(self.metrics.registry, lambda: self.broker)
         self.broker: Broker | None = None
+        self._quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
+        self._running = AsyncExitStack()
         self.app = self._create_app()
         self._listeners = dict(listeners or {})
         self.app.state.listeners = Listeners(advertise_url, self._listeners)
@@ -145,6 +148,7 @@ class BrokerService:
         self._memory = StoreMemory(self._storage, self._store, self._guard)
         await self._memory.start()
         await self.broker.start()
+        await self._running.enter_async_context(self._quotas.running())
         await self._server.start()
         await self.broker.open_all()
         await self.broker.announcement.start()
@@ -163,7 +167,15 @@ class BrokerService:
     def _create_app(self) -> FastAPI:
         registry = self.metrics.registry
         requests = RequestMetrics(registry)
-        app = create_app("metatxn broker", DESCRIPTION, version("metatxn"), registry, self._exposure, requests)
+        app = create_app(
+            "metatxn broker",
+            DESCRIPTION,
+            version("metatxn"),
+            registry,
+            self._exposure,
+            requests,
+            quotas=self._quotas,
+        )
         add_operations(app, self._store, "broker", self._waiting_for, about=self._about, warnings=self._warnings)
         return app
 
@@ -191,6 +203,7 @@ class BrokerService:
         if self.broker is not None:
             await self.broker.announcement.stop()
         await self._server.stop()
+        await self._running.aclose()
         await self._guard.stop()
         if self.broker is not None:
             await self.broker.stop()

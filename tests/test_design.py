@@ -11,7 +11,17 @@ import pytest
 from pydantic import BaseModel
 
 from metastore.txn import paths
-from metastore.txn.records import groups, operations, policies, processes, segments, subscriptions, topics, transactions
+from metastore.txn.records import (
+    groups,
+    operations,
+    policies,
+    processes,
+    quotas,
+    segments,
+    subscriptions,
+    topics,
+    transactions,
+)
 from tests.citations import DESIGN
 
 ROWS: dict[str, tuple[type[BaseModel], ...]] = {
@@ -32,6 +42,9 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.SEGMENT_OWNERS}<id>": (segments.OwnerRecord,),
     paths.CLUSTER_POLICY: (policies.PolicyRecord,),
     f"{paths.NAMESPACE_POLICIES}<tenant/namespace>": (policies.PolicyRecord,),
+    paths.DEFAULT_QUOTA: (quotas.QuotaRecord,),
+    f"{paths.PRINCIPAL_QUOTAS}<name>": (quotas.QuotaRecord,),
+    f"{paths.QUOTA_USES}<process>": (quotas.QuotaUseRecord, quotas.PrincipalUse),
     f"{paths.SUBSCRIPTIONS}<topic>/<subscription>": (subscriptions.SubscriptionRecord,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/mark-delete": (subscriptions.MarkDelete,),
     f"{paths.CURSORS}<segment>/<subscription>/<incarnation>/acked/<bucket>": (subscriptions.AckedBucket,),

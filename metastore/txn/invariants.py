@@ -20,6 +20,7 @@ from metastore.txn.laws.groups import group_law, group_offset_law
 from metastore.txn.laws.law import Finding, Law, MalformedKeyError, UnreadableError, View
 from metastore.txn.laws.operations import op_entry, op_law
 from metastore.txn.laws.policies import policy_law
+from metastore.txn.laws.quotas import quota_law, quota_use_law
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.laws.segments import owner_law, segment_law, segment_state_law, topic_law
 from metastore.txn.laws.subscriptions import cursor_law, subscription_law
@@ -74,6 +75,8 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.SEGMENTS, segment_law),
     (paths.SEGMENT_OWNERS, owner_law),
     (paths.POLICIES, policy_law),
+    (paths.QUOTAS, quota_law),
+    (paths.QUOTA_USES, quota_use_law),
     (paths.GC_HORIZON, horizon_law),
     (paths.SUBSCRIPTIONS, subscription_law),
     (paths.CURSORS, cursor_law),

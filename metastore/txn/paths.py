@@ -22,6 +22,8 @@
     /group-offset/<group>/<segment>                   CommittedOffset
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
     /policy/cluster  /policy/namespace/<namespace>    PolicyRecord: what counts where a topic's own policy says nothing
+    /quota/default  /quota/principal/<name>           QuotaRecord: how much a principal may use in a second
+    /quota-use/<process>                              QuotaUseRecord: what a running service has let principals use
     /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: the running services
     /cluster/drain/<storage>                          DrainRecord: its broker takes no new topics
     /cluster/incarnation                              Incarnation: the current incarnation of the store
@@ -65,6 +67,10 @@ POLICIES = "/policy/"
 CLUSTER_POLICY = "/policy/cluster"
 NAMESPACE_POLICIES = "/policy/namespace/"
 SEGMENT_OWNERS = "/segment-owner/"
+QUOTAS = "/quota/"
+DEFAULT_QUOTA = "/quota/default"
+PRINCIPAL_QUOTAS = "/quota/principal/"
+QUOTA_USES = "/quota-use/"
 COORDINATORS = "/cluster/coordinator/"
 BROKERS = "/cluster/broker/"
 DRAINS = "/cluster/drain/"
@@ -330,3 +336,11 @@ def broker_process(process_id: str) -> str:
 
 def drain_of_storage(storage: str) -> str:
     return f"{DRAINS}{escape(storage)}"
+
+
+def quota_of_principal(name: str) -> str:
+    return f"{PRINCIPAL_QUOTAS}{escape(name)}"
+
+
+def quota_use(process: str) -> str:
+    return f"{QUOTA_USES}{escape(process)}"

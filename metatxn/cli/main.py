@@ -14,6 +14,7 @@ from metatxn.cli import (
     doctor,
     key,
     policy,
+    quota,
     schema,
     segment,
     serve,
@@ -56,6 +57,7 @@ app.add_typer(segment.app, name="segment")
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(policy.app, name="policy")
 app.add_typer(schema.app, name="schema")
+app.add_typer(quota.app, name="quota")
 app.add_typer(key.app, name="key")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="token")

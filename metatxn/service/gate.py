@@ -2,7 +2,7 @@
 
     head: count and size    431       a request that is refused here has had no effect
     token                   401       `/healthz`, `/readyz` and `/docs` need none
-    rate, requests at once  429
+    rate, requests at once  429       and the principal's quota
     `/admin/…`              403       requires the right admin, whatever the rest of the path is
     body: size, time        413, 408
     answer in time          504       the work continues, because cancelling it half-way would not settle its outcome
@@ -26,6 +26,7 @@ from metatxn.service.answers import problem_response
 from metatxn.service.audited import Audit
 from metatxn.service.departure import ASKED
 from metatxn.service.limits import Limits, RateLimit
+from metatxn.service.quotas.quotas import Charge, Quotas
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE
@@ -56,6 +57,7 @@ class Gate:
         audit: Audit | None = None,
         clock: Callable[[], float] = time.monotonic,
         open_below: Sequence[str] = (),
+        quotas: Quotas | None = None,
     ) -> None:
         """What is at or below `open_below` asks for tokens itself, if it needs any."""
         self._app = app
@@ -68,6 +70,7 @@ class Gate:
         self._audit = audit or Audit()
         self._slow = SlowRequests(limits.slow_request_ms, metrics.clock)
         self._clock = clock
+        self._quotas = quotas
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,26 +93,28 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             _check_head(scope, self._limits)
-            self._admit(scope)
+            charge = self._charged(scope) if self._admit(scope) else None
             self._enter()
         except Refused as refused:
             await refused.answer(scope, receive, send)
             return
         try:
-            await self._let_through(scope, receive, send)
+            await self._let_through(scope, receive, send if charge is None else charge.counting(send), charge)
         finally:
             self._under_way -= 1
 
     # -- who ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, scope: Scope) -> None:
-        """Sets the caller, also of a request that is refused because it lacks a right."""
+    def _admit(self, scope: Scope) -> bool:
+        """Sets the caller, also of a request that is refused because it lacks a right. Returns whether quotas count for
+        the request."""
         address = f"address {scope['client'][0] if scope.get('client') else ''}"
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")  # as the routes see it
-        if self._authenticator is None or path in self._open_paths or path.startswith(self._open_below):
+        is_open = path in self._open_paths or path.startswith(self._open_below)
+        if self._authenticator is None or is_open:
             self._count(address)
             scope[CALLER] = ANYONE
-            return
+            return not is_open
         try:
             caller = self._authenticator.principal(scope["headers"])
         except errors.MetatxnError as error:
@@ -120,6 +125,7 @@ class Gate:
         self._count(f"principal {caller.name}")
         if path.startswith(ADMIN_PATHS) and not caller.superuser:
             raise Refused(problem_of(caller.lacks("the right admin", right="admin")))
+        return True
 
     # -- how much ----------------------------------------------------------------------------------------------
 
@@ -130,6 +136,14 @@ class Gate:
                 {"Retry-After": str(math.ceil(wait_s))},
             )
 
+    def _charged(self, scope: Scope) -> Charge | None:
+        if self._quotas is None or not self._quotas.active:
+            return None
+        try:
+            return self._quotas.begin(scope[CALLER].name, scope)
+        except errors.RateLimited as error:
+            raise Refused(problem_of(error), {"Retry-After": str(math.ceil(error.retry_after_s or 1))}) from None
+
     def _enter(self) -> None:
         if self._under_way >= self._limits.max_requests:
             raise Refused(_problem(errors.RateLimited, f"{self._under_way} requests are already in progress"))
@@ -137,7 +151,7 @@ class Gate:
 
     # -- through -----------------------------------------------------------------------------------------------
 
-    async def _let_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _let_through(self, scope: Scope, receive: Receive, send: Send, charge: Charge | None) -> None:
         ASKED.set(receive)
         scope[BODY] = b""
         if _has_body(scope):
@@ -149,6 +163,8 @@ class Gate:
             if body is None:
                 return  # the client has disconnected
             scope[BODY] = body
+            if charge is not None:
+                charge.body(len(body))
             receive = _replayed(body, receive)
         elif _header(scope, b"content-type") is not None and _header(scope, b"content-length") is None:
             scope[LOST_BODY] = True

@@ -24,6 +24,7 @@ from metatxn.service.gate import CALLER, Gate
 from metatxn.service.listeners import listener_of
 from metatxn.service.openapi import documented_app
 from metatxn.service.openapi import problems as problems
+from metatxn.service.quotas.quotas import Quotas
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.principal import Principal
 from metatxn.service.shortcuts import Shortcuts
@@ -134,9 +135,10 @@ def create_app(
     exposure: Exposure | None = None,
     requests: RequestMetrics | None = None,
     open_below: Sequence[str] = (),
+    quotas: Quotas | None = None,
 ) -> FastAPI:
     """An application whose every error is a `Problem`, with `/metrics` and the OpenAPI page at `/docs`.
-    `requests` measures its requests. Paths at and below `open_below` need no token.
+    `requests` measures its requests. Paths at and below `open_below` need no token. `quotas` say what callers may use.
 
     Every request passes the gate, which is the outermost layer: the middleware that is added last.
     """
@@ -154,6 +156,7 @@ def create_app(
         metrics=requests,
         audit=audit,
         open_below=open_below,
+        quotas=quotas,
     )
 
     @app.exception_handler(errors.MetatxnError)

@@ -73,6 +73,10 @@ class Client(Facade[AsyncClient]):
     key = blocking(AsyncClient.key)
     delete_key = blocking(AsyncClient.delete_key)
 
+    quota = blocking(AsyncClient.quota)
+    set_quota = blocking(AsyncClient.set_quota)
+    quotas = iterating(AsyncClient.quotas)
+
     create_topic = blocking(AsyncClient.create_topic)
     topic = blocking(AsyncClient.topic)
     topics = iterating(AsyncClient.topics)

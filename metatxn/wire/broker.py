@@ -33,6 +33,9 @@ REVISION_HEADER = "Metatxn-Revision"
 END_HEADER = "Metatxn-End"
 """`true` if nothing after this page was readable when it was read."""
 
+PEER_HEADER = b"metatxn-peer"
+"""With it a broker shows other brokers that it is one, so that what it asks for a caller counts once."""
+
 MAX_ENTRY_MESSAGES = 100_000
 """The most messages in one entry, if it is not a table. A broker that parses JSON needs half a kilobyte of memory for
 each meanwhile."""

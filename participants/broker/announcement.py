@@ -9,6 +9,7 @@ makes it last over a restart.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -18,6 +19,7 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord, DrainRecord
 from metatxn.service.lifecycle import Lifecycle, tell
+from metatxn.service.quotas.peers import hash_of_proof
 from participants.ledger.storage import LedgerStorage
 
 TTL_MS = 10_000
@@ -47,6 +49,8 @@ class Announcement:
         """What the record says of a drain; None if that is not known."""
         self._turn = asyncio.Lock()
         self._changing: set[asyncio.Task[None]] = set()
+        self.proof = secrets.token_hex(16)
+        """What this broker shows to other brokers."""
         self.draining = False
         """Whether it takes part in a drain, as far as it knows that the others may know it."""
 
@@ -98,13 +102,14 @@ class Announcement:
     async def _announce(self, draining: bool) -> None:
         """Put the announcement over the one before, so that there is one at every moment."""
         before, self._announced = self._record, None
-        value = BrokerRecord(
+        record = BrokerRecord(
             url=self._url,
             storage=self._storage.storage_id,
             draining=draining or None,
             listeners=self._listeners or None,
-        ).encode()
-        self._record = await self._store.ephemeral(self._key, value, TTL_MS)
+            peer=hash_of_proof(self.proof),
+        )
+        self._record = await self._store.ephemeral(self._key, record.encode(), TTL_MS)
         self._announced = draining
         if before is not None:
             with suppress(MetastoreError):  # the later one has replaced it

@@ -329,7 +329,7 @@ class Broker:
     def peer(self, url: str, authorization: str | None = None) -> Peer:
         """The broker at `url`. Any number of requests can wait for it at the same time."""
         self.peers = self.peers or HttpTransport()
-        return Peer(url, self.peers, authorization)
+        return Peer(url, self.peers, authorization, self.announcement.proof)
 
     async def _not_here(self, segment_id: str) -> errors.MetatxnError:
         """The error for a segment that this broker does not keep."""

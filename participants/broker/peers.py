@@ -21,7 +21,7 @@ from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Revision
 from metatxn.transport.api import Answer, Headers, NoAnswer, Request, Transport, Unsent
 from metatxn.wire import errors
-from metatxn.wire.broker import END_HEADER, NEXT_HEADER, PAYLOAD_MEDIA_TYPES, Isolation, publish_params
+from metatxn.wire.broker import END_HEADER, NEXT_HEADER, PAYLOAD_MEDIA_TYPES, PEER_HEADER, Isolation, publish_params
 from metatxn.wire.frames import Entry, peek_all
 from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
@@ -36,11 +36,12 @@ _PROBLEM_MEMBERS = {"type", "status", "title", "detail", "code", "retriable", "d
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another broker. `authorization` is that of the caller."""
+    """Another broker. `authorization` is that of the caller, and `proof` shows that a broker asks for it."""
 
     url: str
     transport: Transport
     authorization: str | None = None
+    proof: str | None = None
 
     async def request(
         self,
@@ -61,6 +62,8 @@ class Peer:
         can be repeated does not make its outcome known: a caller who is told that nothing happened may do without it.
         """
         headers = Headers({"Authorization": self.authorization} if self.authorization else {})
+        if self.proof is not None:
+            headers[PEER_HEADER.decode()] = self.proof
         if media_type is not None:
             headers["Content-Type"] = media_type
         query = urlencode({name: value for name, value in (params or {}).items() if value is not None})

@@ -218,6 +218,30 @@ def test_who_the_caller_is(ask: Callable[..., Any], cli: Run) -> None:
     assert cli("token", "show").stdout == "principal  nobody: there is no authentication\nadmin      true\n"
 
 
+def test_quotas(ask: Callable[..., Any], cli: Run) -> None:
+    name = f"p-{uuid.uuid4().hex[:12]}"
+    shown = cli(
+        "quota", "set", name, "--requests-per-second", "500", "--bytes-out-per-second", "-1"
+    ).stdout.splitlines()
+    assert [line.split()[:3] for line in shown] == [
+        ["AMOUNT", "VALUE", "FROM"],
+        ["requests_per_second", "500", "principal"],
+        ["bytes_in_per_second", "-", "none"],
+        ["bytes_out_per_second", "-", "principal"],
+    ]
+    assert name in {each["principal"] for each in ask("quota", "list")}
+    assert ask("quota", "show", name)["quota"] == {"requests_per_second": 500, "bytes_out_per_second": -1}
+    assert ask("quota", "show", "--default")["effective"]["requests_per_second"] == {"value": -1, "source": "none"}
+    assert ask("quota", "set", name, "--unset", "requests_per_second")["quota"] == {"bytes_out_per_second": -1}
+    for arguments, expected in (
+        (("set", name), "nothing to change"),
+        (("set", "--requests-per-second", "5"), "--default"),
+        (("set", name, "--unset", "bytes"), "--unset: 'bytes' is not an amount"),
+        (("set", name, "--requests-per-second", "0"), "requests_per_second: must be -1 or at least 1"),
+    ):
+        assert expected in error_line(cli("quota", *arguments))
+
+
 def test_keys(ask: Callable[..., Any], client: metatxn.Client) -> None:
     key = f"key-{uuid.uuid4().hex[:12]}"
     epoch = client.connect_key(key).epoch

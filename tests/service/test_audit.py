@@ -107,6 +107,8 @@ async def test_changes_of_topics_and_subscriptions(cast: Cast, lines: Lines) -> 
     await broker.post(f"/v1/segments/{quote(low, safe='')}/trim", json={"before": "no position"})
     await broker.post(f"/v1/segments/{quote(low, safe='')}/merge", json={"with": high})
     await cast.bob.broker.delete("/v1/topics/t")
+    await cast.bob.coordinator.patch("/v1/quotas/principals/bob", json={"requests_per_second": 9})
+    await cast.ada.coordinator.patch("/v1/quotas/default", json={"requests_per_second": -1})
     await broker.delete("/v1/topics/t/subscriptions/s")
     await broker.delete("/v1/topics/t")
     await broker.delete("/v1/topics/never")
@@ -121,6 +123,8 @@ async def test_changes_of_topics_and_subscriptions(cast: Cast, lines: Lines) -> 
         ("ada", "segment.trim", {"segment": low}, "failed"),
         ("ada", "segment.merge", {"segment": low}, "allowed"),
         ("bob", "topic.delete", topic, "refused"),
+        ("bob", "quota.change", {"principal": "bob"}, "refused"),
+        ("ada", "quota.change", {}, "allowed"),
         ("ada", "subscription.drop", subscription, "allowed"),
         ("ada", "topic.delete", topic, "allowed"),
         ("ada", "topic.delete", {"topic": "public/default/never"}, "failed"),

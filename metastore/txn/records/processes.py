@@ -16,12 +16,14 @@ class CoordinatorRecord(JsonRecord):
 
 class BrokerRecord(JsonRecord):
     """`/cluster/broker/<id>`: an ephemeral record, for liveness only. `storage` is the one that the broker has open.
-    `draining` tells that its segments are to go to other brokers. `listeners` are as those of a coordinator."""
+    `draining` tells that its segments are to go to other brokers. `listeners` are as those of a coordinator. `peer` is
+    the hash of a secret that it shows to other brokers."""
 
     url: str
     storage: str | None = None
     draining: bool | None = None
     listeners: dict[str, str] | None = None
+    peer: str | None = None
 
 
 class DrainRecord(JsonRecord):

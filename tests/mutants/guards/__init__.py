@@ -18,6 +18,7 @@ from tests.mutants.guards.operating import OPERATING
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.policies import POLICIES
 from tests.mutants.guards.pulsar import PULSAR
+from tests.mutants.guards.quotas import QUOTAS
 from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.schemas import SCHEMAS
@@ -37,6 +38,7 @@ GUARDS = (
     *BATCHES,
     *POLICIES,
     *SCHEMAS,
+    *QUOTAS,
     *REMOVALS,
     *CLIENT,
     *CONNECTOR,
