@@ -437,6 +437,8 @@ async def test_openapi_shows_every_endpoint_with_its_errors(http: httpx.AsyncCli
         "GET /admin/v2/transactions/transaction-keys",
         *(f"{method} /admin/v2/transactions/transaction-keys/{{key}}" for method in ("GET", "DELETE")),
         *("GET /healthz", "GET /readyz", "GET /metrics", "GET /v1/cluster", "GET /v1/status", "GET /v1/access"),
+        *(f"{method} /v1/quotas/{of}" for of in ("default", "principals/{principal}") for method in ("GET", "PATCH")),
+        "GET /v1/quotas/principals",
     }
     commit = operations["POST /v1/txns/{txn_id}/commit"]
     assert set(commit["responses"]) == {"200", "401", "403", "404", "409", "413", "422", "429", "503", "504", "507"}
