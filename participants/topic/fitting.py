@@ -85,8 +85,10 @@ async def _check_table(broker: Broker, segment: Segment, schema: pa.Schema, txn_
     try:
         await _checked(broker, name, lambda topic: check_table_fits(topic, schema))
     except errors.SchemaMismatch:
-        if not schemas.extends(await broker.topic(name), schema):
-            raise
+        topic = await broker.topic(name)  # which another producer may have given this schema since it was looked at
+        if not schemas.extends(topic, schema):
+            check_table_fits(topic, schema)
+            return
         if txn_id is not None:
             await segment.assert_open(txn_id)
         topic = await broker.schemas.extend(segment.id, schema, broker.clock())

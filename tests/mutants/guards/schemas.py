@@ -9,6 +9,14 @@ _TEST = "tests/participants/broker/test_schemas.py"
 
 SCHEMAS = (
     Mutant(
+        "misfit-of-an-earlier-look-counts",
+        "a table is refused for the schema that the topic has, not for that of an earlier look",
+        "participants/topic/fitting.py",
+        "            check_table_fits(topic, schema)\n            return\n",
+        "            raise\n",
+        tests=(f"{_TEST}::test_141_two_producers_are_the_first_ones_at_once",),
+    ),
+    Mutant(
         "only-the-last-version-counts",
         "new columns are compared with all versions before",
         _VERSIONS,

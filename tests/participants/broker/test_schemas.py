@@ -285,6 +285,19 @@ async def test_141_producers_add_columns_unless_that_is_left_to_administrators(p
     assert (await append(process, segment, twice)).json()["code"] == "INVALID_ARGUMENT"
 
 
+async def test_141_two_producers_are_the_first_ones_at_once(process: BrokerProcess, world: World) -> None:
+    """Either sets the schema, and the other finds it: also if that happens while it looks again for one."""
+    first, second = await process.create("t", segments=2)
+    await process.broker.topic("public/default/t")
+    looks_again = world.store.hold_read(lambda keys: paths.topic("public/default/t") in keys)
+    late = asyncio.create_task(append(process, first, pa.table({"id": [1]})))
+    await looks_again.reached.wait()
+    assert (await append(process, second, pa.table({"id": [2]}))).is_success
+    looks_again.go.set()
+    assert (await late).is_success
+    assert versions(await shown(process)) == [(1, [("id", "int64")])]
+
+
 async def test_142_a_producer_that_has_not_heard_of_a_version_goes_on(process: BrokerProcess) -> None:
     """With tables and with JSON; unless the topic cannot hold any more what it writes."""
     (segment,) = await process.create("t", schema={"fields": [{"name": "id", "type": "int32"}]})
