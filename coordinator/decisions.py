@@ -53,10 +53,10 @@ class Decisions:
             raise unknown_transaction(txn_id)
         return records
 
-    async def decide(self, records: TransactionRecords, final: Header) -> TransactionHeader:
+    async def decide(self, records: TransactionRecords, final: Header, *, as_holder: bool = False) -> TransactionHeader:
         """Raises `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's errors."""
         batch = finalize(self.store.batch(), [records], final)
-        await self._let_go_of_key(batch, records, final)
+        await self._let_go_of_key(batch, records, final, as_holder=as_holder)
         applied = await self.apply(batch, ([records], final))
         return describe(records.txn_id, final, applied.revision)
 
@@ -110,7 +110,9 @@ class Decisions:
             return False
         return record is not None and record.value == final.encode()
 
-    async def _let_go_of_key(self, batch: Batch, records: TransactionRecords, final: Header) -> None:
+    async def _let_go_of_key(
+        self, batch: Batch, records: TransactionRecords, final: Header, *, as_holder: bool
+    ) -> None:
         """Clear the key's `txn_id`; a commit also checks its epoch and moves `last_version` (DESIGN §5.15).
 
         An *unprepared* transaction commits only under the key's current epoch. A prepared one has outlived its epoch
@@ -131,6 +133,8 @@ class Decisions:
         update: dict[str, object] = {"txn_id": None, "updated_ms": final.finalized_ms}
         if final.state is TxnState.COMMITTED and header.version is not None:
             update["last_version"] = header.version
+        if as_holder:
+            update["ended_by_holder"] = True
         key.write(batch, held.model_copy(update=update))
 
 

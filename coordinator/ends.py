@@ -21,10 +21,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """`writers` are those that count, as a `writer_set`. None: the remembered ones, or all if none are remembered."""
+    """`writers` are those that count, as a `writer_set`. None: the remembered ones, or all if none are remembered.
+
+    `as_holder`, of both ends: the caller holds the transaction's key, whose record remembers that.
+    """
 
     txn_id: TxnId
     writers: tuple[str, ...] | None = None
+    as_holder: bool = False
 
     @property
     def wish(self) -> object:
@@ -57,6 +61,7 @@ class Abort:
     txn_id: TxnId
     reason: str | None = None
     force: bool = False
+    as_holder: bool = False
 
     @property
     def wish(self) -> object:

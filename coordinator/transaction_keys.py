@@ -11,6 +11,7 @@ Epochs start at 0 (initialised at -1, and incremented by the first connect) and 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import structlog
@@ -49,6 +50,14 @@ class Begun(NamedTuple):
 
     header: TransactionHeader
     created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """Begin only behind this transaction, the last one of the key; None if there was none since the connect. So a late
+    copy of a begin never ends or replaces a transaction that came after it (DESIGN §5.22)."""
+
+    txn_id: TxnId | None
 
 
 class TransactionKeys:
@@ -119,13 +128,14 @@ class TransactionKeys:
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
-    async def begin(self, request: BeginRequest, key: str, epoch: int) -> Begun:
+    async def begin(self, request: BeginRequest, key: str, epoch: int, follows: Follows | None = None) -> Begun:
         """Begin under a key: at most one transaction of a key is open, and a committed version never runs again.
 
-        `epoch` is the one that connect has returned: a caller that does not know it must not work under the key.
+        `epoch` is the one that connect has returned: a caller that does not know it must not work under the key. With
+        `follows` no open transaction is aborted: it is returned.
 
-        Raises NOT_ALLOWED for an epoch that is not the key's, TXN_CONFLICT while a prepared transaction of the key
-        waits for its decision, and OUTCOME_UNKNOWN.
+        Raises NOT_ALLOWED for an epoch that is not the key's, or if another transaction than that of `follows` came
+        last; TXN_CONFLICT while a prepared transaction of the key waits for its decision; and OUTCOME_UNKNOWN.
         """
         txn_id: TxnId | None = None
         header: Header | None = None
@@ -143,15 +153,21 @@ class TransactionKeys:
                 if _already_committed(held, request):
                     return Begun(_committed_before(held, request), created=False)
                 predecessor = await self._held_transaction(held.value)
-                if predecessor and _is_same(predecessor, request, epoch):
+                joins = follows is not None and predecessor is not None and not predecessor.prepared_record
+                if predecessor and (joins or _is_same(predecessor, request, epoch)):
                     return Begun(answers.describe_records(predecessor), created=False)
                 if predecessor and predecessor.prepared_record:
                     raise _prepared_predecessor(predecessor, key)
+                if follows:
+                    _refuse_other_last(live, follows, key)
                 txn_id = txn_id or await self._id_besides(predecessor)
                 doubt.about(txn_id=str(txn_id))
                 header = self._new_header(request, epoch)
                 batch = txn_records.begin(self._store.batch(), txn_id, header)
-                held.write(batch, live.model_copy(update={"txn_id": str(txn_id), "updated_ms": header.created_ms}))
+                update: dict[str, object] = {"txn_id": str(txn_id), "updated_ms": header.created_ms}
+                if follows:
+                    update |= {"last_txn_id": str(txn_id), "ended_by_holder": None}
+                held.write(batch, live.model_copy(update=update))
                 try:
                     revision = await self._apply(batch, predecessor, f"transaction {txn_id} of the same key began")
                 except Overtaken as overtaken:
@@ -191,6 +207,22 @@ class TransactionKeys:
             version=request.version,
             properties=request.properties,
         )
+
+    async def ended(self, records: TransactionRecords) -> bool:
+        """The holder of the key knows what became of this transaction, whoever has decided it. False if the key was
+        written meanwhile: read again. Raises the store's errors."""
+        header = records.header
+        assert header.key is not None, "whoever holds a key has begun it under that"
+        held = await read_key(self._store, header.owner, header.key)
+        live = held.live
+        if live is None or live.txn_id is not None or live.ended_by_holder or live.last_txn_id != str(records.txn_id):
+            return True
+        batch = held.write(self._store.batch(), live.model_copy(update={"ended_by_holder": True}))
+        try:
+            await self._decisions.settling.apply(batch)
+        except Overtaken:
+            return False
+        return True
 
     # -- delete and read -----------------------------------------------------------------------------------------
 
@@ -299,6 +331,14 @@ def _action_after_begin(request: BeginRequest) -> str:
 def _already_committed(held: KeyRecord, request: BeginRequest) -> bool:
     last = held.value.last_version if held.value else None
     return request.version is not None and last is not None and request.version <= last
+
+
+def _refuse_other_last(live: TransactionKey, follows: Follows, key: str) -> None:
+    last = None if live.last_txn_id is None else TxnId.parse(live.last_txn_id)
+    if last != follows.txn_id:
+        raise answers.not_allowed(
+            f"the last transaction of key {key!r} is {last}, and not {follows.txn_id}", transaction_key=key
+        )
 
 
 def _is_same(predecessor: TransactionRecords, request: BeginRequest, epoch: int) -> bool:

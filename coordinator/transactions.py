@@ -28,7 +28,7 @@ from coordinator.ends import Abort, Commit, End
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.ownership import owned, require_owner
 from coordinator.settling import MakeBatch, Overtaken, Settling, Unanswered
-from coordinator.transaction_keys import Begun, TransactionKeys
+from coordinator.transaction_keys import Begun, Follows, TransactionKeys
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import MetastoreError, OutcomeUnknown
@@ -104,7 +104,9 @@ class Transactions:
 
     # -- begin and read ------------------------------------------------------------------------------------------
 
-    async def begin(self, request: BeginRequest | None = None, *, caller: Principal = ANYONE) -> Begun:
+    async def begin(
+        self, request: BeginRequest | None = None, *, caller: Principal = ANYONE, follows: Follows | None = None
+    ) -> Begun:
         """Begin a transaction; under a transaction key as `TransactionKeys.begin` describes.
 
         Raises INVALID_ARGUMENT for a key without its `epoch`, for `epoch` or `version` without a key, and for
@@ -115,7 +117,7 @@ class Transactions:
         refuse_half_a_key(request)
         refuse_large_properties(request, self.store)
         if request.transaction_key is not None and request.epoch is not None:
-            return await self.keys.begin(request, request.transaction_key, request.epoch)
+            return await self.keys.begin(request, request.transaction_key, request.epoch, follows)
         header = self._header(request)
 
         async def under_a_new_id() -> Batch:
@@ -234,13 +236,17 @@ class Transactions:
                 require_owner(records, caller)
                 doubt.settle()
                 if records.header.state.final:
-                    return self._answer_again(end, records)
+                    answer = self._answer_again(end, records)
+                    if end.as_holder and not await self.keys.ended(records):
+                        continue
+                    return answer
                 if was_prepared_when_key_moved_on == bool(records.prepared_record):
                     # A takeover of the key ends its transaction in the same apply, and this was read later. Unless
                     # it is prepared: if it was prepared only since then, it must be ended as such.
                     raise _key_lost(records)
                 try:
-                    return await self._decisions.decide(records, end.final(records, self.clock(), caller))
+                    final = end.final(records, self.clock(), caller)
+                    return await self._decisions.decide(records, final, as_holder=end.as_holder)
                 except Overtaken as overtaken:
                     doubt.note(overtaken)
                 except KeyMovedOn:

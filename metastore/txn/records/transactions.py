@@ -86,6 +86,9 @@ class TransactionKey(JsonRecord):
 
     `session` names the connection that holds `epoch`, if it gave a name: connecting again with the same name returns
     the same epoch instead of incrementing it. `fenced_sessions` are the last sessions that were taken over from.
+
+    `last_txn_id` is the transaction that was begun last to follow another one, and `ended_by_holder` tells that the
+    holder of the key has ended it, or knows how it ended (DESIGN §5.22).
     """
 
     epoch: int
@@ -95,6 +98,8 @@ class TransactionKey(JsonRecord):
     session: str | None = None
     fenced_sessions: tuple[str, ...] | None = None
     deleted: bool | None = None
+    last_txn_id: str | None = None
+    ended_by_holder: bool | None = None
 
 
 class GcHorizon(JsonRecord):
