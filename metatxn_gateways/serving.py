@@ -10,7 +10,8 @@ from participants.broker.broker import Broker
 class ServingBroker(Protocol):
     """A broker's service, once it has started."""
 
-    broker: Broker | None
+    @property
+    def broker(self) -> Broker | None: ...
 
     @property
     def url(self) -> str: ...

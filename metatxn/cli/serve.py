@@ -85,6 +85,14 @@ KafkaPortOption = Annotated[
         "one. Needs metatxn[gateways].",
     ),
 ]
+KafkaAdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The address at which Kafka's clients reach this broker. [default: the host of --advertise-url, with "
+        "--kafka-port]",
+    ),
+]
 PulsarPortOption = Annotated[
     int | None,
     typer.Option(
@@ -159,6 +167,7 @@ def dev(
     max_ledger_bytes: MaxLedgerOption = None,
     disk_watermark: WatermarkOption = None,
     kafka_port: KafkaPortOption = None,
+    kafka_advertise: KafkaAdvertiseOption = None,
     pulsar_port: PulsarPortOption = None,
     no_console: NoConsoleOption = False,
     read_only_console: ReadOnlyConsoleOption = False,
@@ -193,7 +202,7 @@ def dev(
         await started(stack, coordinator, "coordinator", "--port", port)
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
-        urls |= await kafka_started(stack, opened, broker, host, kafka_port, exposed)
+        urls |= await kafka_started(stack, opened, broker, host, (kafka_port, kafka_advertise), exposed)
         urls |= await pulsar_started(stack, opened, broker, host, pulsar_port, exposed)
         urls["data"] = str(data_dir.resolve())
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
@@ -270,6 +279,7 @@ def broker(
     transaction_buffer: BufferOption = None,
     pending_ack_store: PendingAckOption = None,
     kafka_port: KafkaPortOption = None,
+    kafka_advertise: KafkaAdvertiseOption = None,
     pulsar_port: PulsarPortOption = None,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
@@ -312,7 +322,7 @@ def broker(
         await started(stack, service, "broker", "--port", port, data_dir)
         data = storage or str(data_dir and data_dir.resolve())
         urls = {"broker": service.url}
-        urls |= await kafka_started(stack, opened, service, host, kafka_port, exposed)
+        urls |= await kafka_started(stack, opened, service, host, (kafka_port, kafka_advertise), exposed)
         urls |= await pulsar_started(stack, opened, service, host, pulsar_port, exposed)
         announce(urls | {"data": data, "access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
@@ -325,14 +335,20 @@ async def kafka_started(
     store: services.Store,
     broker: services.ServerProcess,
     host: str,
-    port: int | None,
+    where: tuple[int | None, str | None],
     exposure: Any,
 ) -> dict[str, str]:
-    """Where Kafka's clients connect to this broker, if there is a port for them."""
+    """Where Kafka's clients connect to this broker, if there is a port for them. `where` is that port, and the address
+    that they are told."""
+    port, advertise = where
     if port is None:
+        if advertise is not None:
+            raise CliError("--kafka-advertise needs --kafka-port.")
         return {}
     try:
-        listener = made("kafka", store, {}, service=broker, host=host, port=port, exposure=exposure)
+        listener = made(
+            "kafka", store, {}, service=broker, host=host, port=port, advertise=advertise, exposure=exposure
+        )
     except ValueError as error:
         raise CliError(str(error)) from error
     await started(stack, listener, "Kafka listener", "--kafka-port", port)

@@ -98,7 +98,12 @@ def add_operations(
             **about(),
         )
 
-    @app.get("/v1/cluster", tags=["operations"], responses=problems(ErrorCode.STORE_UNAVAILABLE))
+    @app.get(
+        "/v1/cluster",
+        tags=["operations"],
+        responses=problems(ErrorCode.STORE_UNAVAILABLE),
+        response_model_exclude_none=True,
+    )
     async def cluster(listener: UsedListener) -> Cluster:
         """List every coordinator and broker, so that a client needs to know only one URL."""
         return Cluster(

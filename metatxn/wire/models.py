@@ -27,10 +27,12 @@ class Process(BaseModel):
 
 
 class BrokerProcess(Process):
-    """A broker as it has announced itself. `storage` is the one that it has open."""
+    """A broker as it has announced itself. `storage` is the one that it has open, and `kafka` the address at which
+    Kafka's clients reach it, if they do."""
 
     storage: str | None = None
     draining: bool = False
+    kafka: str | None = None
 
 
 class Cluster(BaseModel):

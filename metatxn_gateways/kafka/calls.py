@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ from metastore.txn.records.topics import TopicRecord
 from metatxn.service import audit
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_SEGMENTS
+from metatxn_gateways.kafka.cluster import KafkaCluster, Leader
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code, status_of
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, topic_id
@@ -22,16 +22,10 @@ from participants.segment.segment import Segment
 from participants.topic.layout import LayoutUpkeep
 
 CLUSTER = "metatxn"
-NODE = 1
-"""The number of this broker. Every other broker calls itself so, too, and shows only what it serves."""
 NO_TIME = timedelta(0)
 _EARLIEST, _LATEST = -2, -1
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int
+_COORDINATED = (0, 1)
+"""What FindCoordinator is asked for: groups and transactions."""
 
 
 class Calls:
@@ -41,88 +35,68 @@ class Calls:
         partitions: Partitions,
         producers: Producers,
         coordination: Coordination,
-        address: Callable[[], Address],
+        cluster: KafkaCluster,
     ) -> None:
         self._broker = broker
         self._partitions = partitions
         self._producers = producers
         self._coordination = coordination
-        self._address = address
+        self._cluster = cluster
 
     # -- the cluster -------------------------------------------------------------------------------------------
 
     async def metadata(self, request: CallRequest, response: CallResponse) -> Any:
+        found: list[tuple[str | None, TopicRecord | KafkaCode]]
         if request.topics is None:
-            topics = [self._topic(response, each) async for each in self._partitions.topics()]
+            found = [(kafka_name(each.name), each) async for each in self._partitions.topics()]
         else:
-            topics = [await self._topic_named(response, each.name) for each in request.topics]
-        at = self._address()
+            found = [(each.name, await self._topic_named(each.name)) for each in request.topics]
+        records = [each for _, each in found if isinstance(each, TopicRecord)]
+        leaders = await self._cluster.leaders([segment for each in records for segment in each.segments])
+        brokers = [
+            response.make("MetadataResponseBroker", node_id=each.id, host=each.host, port=each.port)
+            for each in self._cluster.nodes
+        ]
         return response.make(
             "MetadataResponse",
             throttle_time=NO_TIME,
-            brokers=(response.make("MetadataResponseBroker", node_id=NODE, host=at.host, port=at.port),),
+            brokers=tuple(brokers),
             cluster_id=CLUSTER,
-            controller_id=NODE,
-            topics=tuple(topics),
+            controller_id=self._cluster.own.id,
+            topics=tuple(_topic(response, name, each, leaders) for name, each in found),
         )
 
-    async def _topic_named(self, response: CallResponse, name: str | None) -> Any:
+    async def _topic_named(self, name: str | None) -> TopicRecord | KafkaCode:
+        if name is None:
+            return KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
         try:
-            if name is None:
-                raise KafkaError(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
-            return self._topic(response, await self._partitions.topic(name))
+            return await self._partitions.topic(name)
         except REFUSALS as error:
-            code = code_of(error, KafkaCode.LEADER_NOT_AVAILABLE)
-            return response.make(
-                "MetadataResponseTopic",
-                error_code=error_code(code),
-                name=name,
-                topic_id=None,
-                is_internal=False,
-                partitions=(),
-            )
-
-    def _topic(self, response: CallResponse, topic: TopicRecord) -> Any:
-        partitions = [self._partition(response, number, each) for number, each in enumerate(topic.segments)]
-        return response.make(
-            "MetadataResponseTopic",
-            error_code=error_code(KafkaCode.NONE),
-            name=kafka_name(topic.name),
-            topic_id=topic_id(topic),
-            is_internal=False,
-            partitions=tuple(partitions),
-        )
-
-    def _partition(self, response: CallResponse, number: int, segment_id: str) -> Any:
-        """A leader is named only once the segment serves."""
-        segment = self._broker.served.get(segment_id)
-        code = KafkaCode.NONE if segment is not None else KafkaCode.LEADER_NOT_AVAILABLE
-        return response.make(
-            "MetadataResponsePartition",
-            error_code=error_code(code),
-            partition_index=number,
-            leader_id=NODE if segment is not None else -1,
-            leader_epoch=segment.ownership.generation if segment is not None else -1,
-            replica_nodes=(NODE,),
-            isr_nodes=(NODE,) if segment is not None else (),
-            offline_replicas=(),
-        )
+            return code_of(error, KafkaCode.LEADER_NOT_AVAILABLE)
 
     async def find_coordinator(self, request: CallRequest, response: CallResponse) -> Any:
-        """This broker, for transactions and for groups."""
-        at = self._address()
-        found: dict[str, Any] = {
-            "node_id": NODE,
-            "host": at.host,
-            "port": at.port,
-            "error_code": error_code(KafkaCode.NONE),
-            "error_message": None,
-            "throttle_time": NO_TIME,
-        }
+        wanted = [request.key] if request.coordinator_keys is None else request.coordinator_keys
+        found = [self._coordinator(each, request.key_type) for each in wanted]
         if request.coordinator_keys is None:
-            return response.make("FindCoordinatorResponse", **found)
-        coordinators = tuple(response.make("Coordinator", key=key, **found) for key in request.coordinator_keys)
+            return response.make("FindCoordinatorResponse", throttle_time=NO_TIME, **found[0])
+        coordinators = tuple(
+            response.make("Coordinator", key=key, **each) for key, each in zip(wanted, found, strict=True)
+        )
         return response.make("FindCoordinatorResponse", throttle_time=NO_TIME, coordinators=coordinators)
+
+    def _coordinator(self, name: str, kind: int | None) -> dict[str, Any]:
+        node, code = self._cluster.coordinator(name), KafkaCode.NONE
+        if (kind or 0) not in _COORDINATED:
+            node, code = None, KafkaCode.INVALID_REQUEST
+        elif node is None:
+            code = KafkaCode.COORDINATOR_NOT_AVAILABLE
+        return {
+            "node_id": node.id if node is not None else -1,
+            "host": node.host if node is not None else "",
+            "port": node.port if node is not None else -1,
+            "error_code": error_code(code),
+            "error_message": None,
+        }
 
     # -- offsets -----------------------------------------------------------------------------------------------
 
@@ -170,11 +144,8 @@ class Calls:
         code, producer_id = KafkaCode.NONE, -1
         try:
             timeout_ms = request.transaction_timeout // timedelta(milliseconds=1)
-            if request.transactional_id is not None and (request.producer_id or -1) >= 0:  # only its holder may go on
-                await self._producers.transactional(
-                    request.transactional_id, request.producer_id, request.producer_epoch
-                )
-            producer_id = await self._producers.connect(request.transactional_id, timeout_ms)
+            before = None if (request.producer_id or -1) < 0 else (request.producer_id, request.producer_epoch)
+            producer_id = await self._producers.connect(request.transactional_id, timeout_ms, before)
         except REFUSALS as error:
             code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
         return response.make(
@@ -207,12 +178,13 @@ class Calls:
         )
 
     async def _added(self, request: CallRequest, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], KafkaCode]:
-        """All of them, or none."""
+        """All of them, or none. They may be served by other brokers."""
         segments: list[Segment] = []
         codes: dict[tuple[str, int], KafkaCode] = {}
         for topic, partition in wanted:
             try:
-                segments.append(await self._partitions.segment(topic, partition))
+                here = self._broker.serving(await self._partitions.segment_id(topic, partition))
+                segments += [] if here is None else [here]
             except REFUSALS as error:
                 codes[topic, partition] = code_of(error)
         if codes:
@@ -300,3 +272,32 @@ class Calls:
             audit.record("topic.delete", {"topic": name}, status)
             results.append(response.make("DeletableTopicResult", name=name, error_code=error_code(code)))
         return response.make("DeleteTopicsResponse", throttle_time=NO_TIME, responses=tuple(results))
+
+
+def _topic(
+    response: CallResponse, name: str | None, found: TopicRecord | KafkaCode, leaders: Mapping[str, Leader]
+) -> Any:
+    segments = found.segments if isinstance(found, TopicRecord) else ()
+    partitions = [_partition(response, number, leaders.get(each)) for number, each in enumerate(segments)]
+    return response.make(
+        "MetadataResponseTopic",
+        error_code=error_code(KafkaCode.NONE if isinstance(found, TopicRecord) else found),
+        name=name,
+        topic_id=topic_id(found) if isinstance(found, TopicRecord) else None,
+        is_internal=False,
+        partitions=tuple(partitions),
+    )
+
+
+def _partition(response: CallResponse, number: int, leader: Leader | None) -> Any:
+    nodes = (leader.node.id,) if leader is not None else ()
+    return response.make(
+        "MetadataResponsePartition",
+        error_code=error_code(KafkaCode.NONE if leader is not None else KafkaCode.LEADER_NOT_AVAILABLE),
+        partition_index=number,
+        leader_id=leader.node.id if leader is not None else -1,
+        leader_epoch=leader.epoch if leader is not None else -1,
+        replica_nodes=nodes,
+        isr_nodes=nodes,
+        offline_replicas=(),
+    )

@@ -20,6 +20,7 @@ class KafkaCode(IntEnum):
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
     OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_LOAD_IN_PROGRESS = 14
     COORDINATOR_NOT_AVAILABLE = 15
     NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
@@ -51,7 +52,7 @@ class KafkaCode(IntEnum):
     PRODUCER_FENCED = 90
 
 
-_ENDED = (
+TRANSACTION_ENDED = (
     errors.ExpiredTransaction,
     errors.InvalidTransactionState,
     errors.NotAllowed,
@@ -92,7 +93,7 @@ def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_F
             return KafkaCode.TOPIC_ALREADY_EXISTS
         case errors.InvalidArgument():
             return KafkaCode.INVALID_REQUEST
-    return KafkaCode.INVALID_PRODUCER_EPOCH if isinstance(error, _ENDED) else unavailable
+    return KafkaCode.INVALID_PRODUCER_EPOCH if isinstance(error, TRANSACTION_ENDED) else unavailable
 
 
 def status_of(error: Exception) -> int:

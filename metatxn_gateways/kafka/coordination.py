@@ -1,13 +1,14 @@
 """The consumer groups that this process coordinates: their members in memory, their generations in the store.
 
-Whoever wrote a group's record last coordinates it (DESIGN §5.21). What was committed is in `offsets`.
+Clients are sent to the broker that `is_ours` names; whoever wrote a group's record last coordinates it, whatever that
+says (DESIGN §5.21). What was committed is in `offsets`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -30,9 +31,12 @@ SWEEP_INTERVAL_S = 10.0
 class Coordination:
     """Used only from the event loop of its process."""
 
-    def __init__(self, offsets: CommittedOffsets, clock: Clock) -> None:
+    def __init__(
+        self, offsets: CommittedOffsets, clock: Clock, is_ours: Callable[[str], bool] = lambda name: True
+    ) -> None:
         self.offsets = offsets
         self._clock = clock
+        self._is_ours = is_ours
         self._groups: dict[str, ConsumerGroup] = {}
         self._loading = asyncio.Lock()
         self._ended: set[str] = set()
@@ -51,8 +55,8 @@ class Coordination:
         for task in (*self._background, *storing):
             task.cancel()
         await asyncio.gather(*self._background, *storing, return_exceptions=True)
-        for name in list(self._groups):
-            self._lose(name, KafkaCode.NOT_COORDINATOR)
+        for group in list(self._groups.values()):
+            self._lose(group, KafkaCode.NOT_COORDINATOR)
 
     # -- members -----------------------------------------------------------------------------------------------
 
@@ -96,6 +100,10 @@ class Coordination:
         """Let the time take effect: sessions end, and generations begin without those that did not join."""
         now_ms = self._clock()
         for group in list(self._groups.values()):
+            if not self._is_ours(group.name):
+                log.info("consumer group moves to another broker", group=group.name)
+                self._lose(group, KafkaCode.NOT_COORDINATOR)
+                continue
             group.expire(now_ms)
             self._advance(group)
             if group.state is GroupState.EMPTY and not group.pending:
@@ -143,6 +151,7 @@ class Coordination:
     async def _loaded(self, name: str) -> ConsumerGroup:
         if not 0 < len(name) <= MAX_NAME_LENGTH:
             raise KafkaError(KafkaCode.INVALID_GROUP_ID)
+        self._assert_ours(name)
         async with self._loading:
             if (known := self._groups.get(name)) is None:
                 known = self._groups[name] = ConsumerGroup(name, await self.offsets.group(name))
@@ -150,9 +159,15 @@ class Coordination:
 
     def _known(self, name: str) -> ConsumerGroup:
         """One without members is not known."""
+        self._assert_ours(name)
         if (known := self._groups.get(name)) is None:
             raise KafkaError(KafkaCode.UNKNOWN_MEMBER_ID)
         return known
+
+    def _assert_ours(self, name: str) -> None:
+        """Clients then ask again who coordinates the group."""
+        if not self._is_ours(name):
+            raise KafkaError(KafkaCode.NOT_COORDINATOR)
 
     def _advance(self, group: ConsumerGroup) -> None:
         if group.is_ready(self._clock()):
@@ -164,7 +179,7 @@ class Coordination:
         except REFUSALS as error:
             log.info("consumer group is given up", group=group.name, why=str(error))
             moved = isinstance(error, GroupMoved)
-            self._lose(group.name, KafkaCode.NOT_COORDINATOR if moved else KafkaCode.COORDINATOR_NOT_AVAILABLE)
+            self._lose(group, KafkaCode.NOT_COORDINATOR if moved else KafkaCode.COORDINATOR_NOT_AVAILABLE)
             return
         group.storing = None
         group.complete(record, self._clock())
@@ -173,10 +188,13 @@ class Coordination:
     def _moved(self, group: ConsumerGroup, record: Record) -> None:
         """Unless it was this process that has begun the next generation meanwhile."""
         if group.storing is None and group.record is record and self._groups.get(group.name) is group:
-            self._lose(group.name, KafkaCode.NOT_COORDINATOR)
+            self._lose(group, KafkaCode.NOT_COORDINATOR)
 
-    def _lose(self, name: str, code: KafkaCode) -> None:
-        self._groups.pop(name).lose(code)
+    def _lose(self, group: ConsumerGroup, code: KafkaCode) -> None:
+        """Forget it, unless it was forgotten meanwhile."""
+        if self._groups.get(group.name) is group:
+            del self._groups[group.name]
+            group.lose(code)
 
     # -- in the background -------------------------------------------------------------------------------------
 

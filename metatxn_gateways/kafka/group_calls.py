@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
+from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
-from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
+from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, code_of, error_code
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.groups import Joining, MemberIdRequired
 from metatxn_gateways.kafka.offsets import GivenOffset, checked_offset
@@ -156,17 +157,19 @@ class GroupCalls:
             producer = await self._producers.transactional(
                 request.transactional_id, request.producer_id, request.producer_epoch
             )
-            if producer.txn_id is None or producer.ended is not None:
-                raise KafkaError(KafkaCode.INVALID_TXN_STATE)
+            txn_id = await self._producers.open_transaction(producer)
+            try:
+                await commit_in(txn_id, offsets)
+            except TRANSACTION_ENDED:  # another broker may have ended it, and begun the next one
+                following = await self._producers.open_transaction(producer, refused=txn_id)
+                if following == txn_id:
+                    raise
+                await commit_in(following, offsets)
+
+        async def commit_in(txn_id: TxnId, offsets: dict[str, GivenOffset]) -> None:
             generation = -1 if request.generation_id is None else request.generation_id
-            await self._coordination.commit_in(
-                producer.txn_id,
-                request.group_id,
-                generation,
-                request.member_id or "",
-                request.group_instance_id,
-                offsets,
-            )
+            member, instance = request.member_id or "", request.group_instance_id
+            await self._coordination.commit_in(txn_id, request.group_id, generation, member, instance, offsets)
 
         return await self._committed("TxnOffsetCommitResponse", request, response, commit)
 
@@ -216,6 +219,8 @@ class GroupCalls:
         return response.make(kind, throttle_time=_NO_TIME, topics=topics)
 
     # -- what was committed ------------------------------------------------------------------------------------
+
+    # Any broker knows that: it is in the store.
 
     async def offset_fetch(self, request: CallRequest, response: CallResponse) -> Any:
         stable = bool(request.require_stable)

@@ -6,13 +6,13 @@ transactional id · acks · timeout · [topic · [partition · record batch]]
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from crc32c import crc32c
 
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
-from metatxn.wire.ids import TxnId
+from metatxn.wire.position import Position
 from metatxn.wire.record_batches import (
     CHECKED_FROM,
     COMPRESSION,
@@ -22,10 +22,10 @@ from metatxn.wire.record_batches import (
     MAGIC,
     TRANSACTIONAL,
 )
-from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of
+from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, code_of
 from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
 from metatxn_gateways.kafka.partitions import Partitions
-from metatxn_gateways.kafka.producers import EPOCH, Producers
+from metatxn_gateways.kafka.producers import EPOCH, Producers, TransactionalProducer
 from metatxn_gateways.listener import MalformedRequest, Reply
 from participants.segment.dedup import Scope
 from participants.segment.segment import Segment
@@ -131,7 +131,8 @@ class Produce:
         assert part.batch is not None
         async with turns.of(part.topic, part.partition):
             segment = await self._partitions.segment(part.topic, part.partition)
-            txn_id = await self._transaction_of(batch, transactional_id)
+            producer = await self._producer_of(batch, transactional_id)
+            txn_id = None if producer is None else await self._producers.open_transaction(producer)
             idempotent = batch.producer_id >= 0
             if idempotent and batch.producer_epoch != EPOCH:
                 raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
@@ -143,24 +144,24 @@ class Produce:
                 producer=f"kafka/{batch.producer_id}" if idempotent else None,
                 sequence=batch.sequence if idempotent else None,
             )
-            publish = self._in_sequence(segment, entry, batch) if idempotent else self._plain(segment, entry)
+            publish = self._in_sequence(segment, entry, batch, producer) if idempotent else self._plain(segment, entry)
             begun = asyncio.ensure_future(publish)  # tasks begin in the order in which they are made
         return _Result(KafkaCode.NONE, await begun, await self._partitions.start_of(segment))
 
-    async def _transaction_of(self, batch: SentBatch, transactional_id: str | None) -> TxnId | None:
+    async def _producer_of(self, batch: SentBatch, transactional_id: str | None) -> TransactionalProducer | None:
+        """None for a batch outside transactions."""
         if not batch.transactional:
             return None
         if transactional_id is None:
             raise KafkaError(KafkaCode.INVALID_TXN_STATE)
-        producer = await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch)
-        if producer.txn_id is None or producer.ended is not None:
-            raise KafkaError(KafkaCode.INVALID_TXN_STATE)
-        return producer.txn_id
+        return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch)
 
     async def _plain(self, segment: Segment, entry: Entry) -> int:
         return await segment.offsets.first_of((await segment.publish(entry))[0])
 
-    async def _in_sequence(self, segment: Segment, entry: Entry, batch: SentBatch) -> int:
+    async def _in_sequence(
+        self, segment: Segment, entry: Entry, batch: SentBatch, producer: TransactionalProducer | None
+    ) -> int:
         """One batch after the other, so that none is appended behind one that is missing.
 
         What was appended before is in the table of the segment, also after a restart. A producer that is not in it may
@@ -175,10 +176,22 @@ class Produce:
             repeated = segment.dedup.find(scope, batch.sequence, None)
             if not repeated and sequences.following not in (None, batch.sequence):
                 raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-            position, _ = await segment.publish(entry)
+            position = await self._published(segment, entry, producer)
             if sequences.following in (None, batch.sequence):  # also if it was appended, and the answer got lost
                 sequences.following = (batch.sequence + batch.count) % _SEQUENCES
             return await segment.offsets.first_of(position)
+
+    async def _published(self, segment: Segment, entry: Entry, producer: TransactionalProducer | None) -> Position:
+        """Another broker may have ended the transaction of which this one has heard, and begun the next one."""
+        try:
+            return (await segment.publish(entry))[0]
+        except TRANSACTION_ENDED:
+            if producer is None:
+                raise
+            following = await self._producers.open_transaction(producer, refused=entry.txn_id)
+            if following == entry.txn_id:
+                raise
+            return (await segment.publish(replace(entry, txn_id=following)))[0]
 
 
 def _encoded(version: int, parts: list[_Part], results: list[_Result], head: bytes) -> Reply:

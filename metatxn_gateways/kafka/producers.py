@@ -1,52 +1,94 @@
-"""Kafka's producers: their ids, their sequences, and the transaction that each has open.
+"""Kafka's producers: their ids, their sequences, and the transaction that each has open (DESIGN §5.22).
 
     transactional.id   a transaction key `kafka:<id>`; its session names the producer id that holds it
     InitProducerId     connect: the predecessor is fenced, and its transaction aborted, in one apply
-    AddPartitionsToTxn begin, unless a transaction is open
-    EndTxn             commit or abort
+    AddPartitionsToTxn begin behind the last transaction, unless one is open
+    EndTxn             commit or abort the last one, if this process has begun it or was asked to end it before
 
 Every producer id is new and random, so its epoch is always 0. The key's record tells everything else, so any process
-can go on for any producer; what is remembered here only saves a read.
+can go on for any producer. What is remembered here saves a read, or makes a late request harmless.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from coordinator.ends import Abort, Commit
+from coordinator.transaction_keys import Follows
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.txn.key_records import read_key
+from metastore.txn.records.transactions import TransactionKey
+from metatxn.wire import errors
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
+from metatxn_gateways.kafka.recently_used import RecentlyUsed
 from participants.segment.segment import Segment
 
 REMEMBERED_PRODUCERS = 10_000
 EPOCH = 0
-NEVER_TRANSACTIONAL = -1
 _VISIBLE_WITHIN_S = 1.0
+_LOOKS = 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class TransactionalProducer:
-    """`epoch` is that of the key. `txn_id` is the transaction that was begun last, which `ended` says is over:
-    committed (True) or aborted (False)."""
+    """`epoch` is that of the key. `txn_id` is the last transaction of which this process has heard: it `is_open`, or
+    this process has `ended` it: committed (True) or aborted (False); or it was ended otherwise. One that `was_lost` was
+    ended without its producer, which must not go on as if it was open.
+
+    `coordinated` is the transaction that the producer has begun here, or is known to end here."""
 
     id: int
     key: str
     epoch: int
     timeout_ms: int
     txn_id: TxnId | None = None
+    is_open: bool = False
     ended: bool | None = None
+    was_lost: bool = False
+    coordinated: TxnId | None = None
     segments: dict[str, Segment] = field(default_factory=dict)
     groups: set[str] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def heard_of(self, held: TransactionKey) -> None:
+        """What the key's record says."""
+        last = held.txn_id or held.last_txn_id
+        txn_id = None if last is None else TxnId.parse(last)
+        if txn_id != self.txn_id:
+            self.txn_id, self.ended = txn_id, None
+            self.segments.clear()
+            self.groups.clear()
+        self.is_open = held.txn_id is not None
+        self.was_lost = not self.is_open and txn_id is not None and not held.ended_by_holder
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """The session of a key, as text: `kafka/<producer id>/<timeout>`, and behind that the id that it had before."""
+
+    producer_id: int
+    timeout_ms: int
+    before: int | None = None
+
+    def __str__(self) -> str:
+        before = "" if self.before is None else f"/{self.before}"
+        return f"kafka/{self.producer_id}/{self.timeout_ms}{before}"
+
+    @classmethod
+    def of(cls, held: TransactionKey | None) -> _Session | None:
+        """None if a client of Kafka's does not hold the key."""
+        kind, *numbers = (held.session if held is not None and held.session is not None else "").split("/")
+        if kind != "kafka" or len(numbers) not in (2, 3) or not all(each.isdigit() for each in numbers):
+            return None
+        return cls(*map(int, numbers))
+
+
+@dataclass(slots=True, weakref_slot=True)
 class Sequences:
     """Of one producer in one partition. `following` is the sequence of its next batch, or None before the first."""
 
@@ -58,88 +100,138 @@ class Producers:
     def __init__(self, store: MetadataStore, transactions: Transactions) -> None:
         self._store = store
         self._transactions = transactions
-        self._transactional: OrderedDict[int, TransactionalProducer] = OrderedDict()
-        self._sequences: OrderedDict[tuple[str, int], Sequences] = OrderedDict()
+        self._transactional: RecentlyUsed[int, TransactionalProducer] = RecentlyUsed(REMEMBERED_PRODUCERS)
+        self._sequences: RecentlyUsed[tuple[str, int, int], Sequences] = RecentlyUsed(REMEMBERED_PRODUCERS)
 
     def sequences(self, segment: Segment, producer_id: int) -> Sequences:
-        """One that is in use may be forgotten only when 10,000 others were used since."""
-        key = (segment.id, producer_id)
-        found = self._sequences.setdefault(key, Sequences())
-        self._sequences.move_to_end(key)
-        if len(self._sequences) > REMEMBERED_PRODUCERS:
-            self._sequences.popitem(last=False)
-        return found
+        """Of this opening of the segment: in between somebody else may have appended."""
+        return self._sequences.setdefault((segment.id, segment.ownership.generation, producer_id), Sequences())
 
-    async def connect(self, transactional_id: str | None, timeout_ms: int) -> int:
-        """A new producer id. Raises INVALID_TRANSACTION_TIMEOUT and the errors of `TransactionKeys.connect`."""
+    # -- who holds a transactional id ----------------------------------------------------------------------------
+
+    async def connect(self, transactional_id: str | None, timeout_ms: int, before: tuple[int, int] | None) -> int:
+        """A new producer id. `before` are the id and epoch that the client has now, if it has any: then it must be the
+        holder, and a repeated request is answered as the first one.
+
+        Raises INVALID_TRANSACTION_TIMEOUT, PRODUCER_FENCED and the errors of `TransactionKeys.connect`.
+        """
         producer_id = secrets.randbits(63)
         if transactional_id is None:
             return producer_id
         if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
             raise KafkaError(KafkaCode.INVALID_TRANSACTION_TIMEOUT)
-        key = _key_of(transactional_id)
-        request = ConnectRequest(epoch=-1, session=f"kafka/{producer_id}/{timeout_ms}")
-        connected = await self._transactions.keys.connect(key, request)
-        self._remember(TransactionalProducer(producer_id, key, connected.epoch, timeout_ms))
+        key, expected = _key_of(transactional_id), -1
+        if before is not None:
+            held = (await read_key(self._store, None, key)).live
+            session = _Session.of(held)
+            if session is not None and session.before == before[0]:
+                return session.producer_id
+            if held is None or session is None or (session.producer_id, EPOCH) != before:
+                raise KafkaError(KafkaCode.PRODUCER_FENCED)
+            expected = held.epoch
+        made = _Session(producer_id, timeout_ms, None if before is None else before[0])
+        try:
+            connected = await self._transactions.keys.connect(key, ConnectRequest(epoch=expected, session=str(made)))
+        except errors.NotAllowed:
+            raise KafkaError(KafkaCode.PRODUCER_FENCED) from None
+        producer = TransactionalProducer(producer_id, key, connected.epoch, timeout_ms)
+        self._transactional.setdefault(producer_id, producer)
         return producer_id
 
     async def transactional(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionalProducer:
-        """The producer that holds the transactional id, or that did so when it was last asked for. Raises
-        PRODUCER_FENCED for any other one."""
+        """The producer that holds the transactional id, or that did so when it was last asked for. One that was not
+        known here has heard of no transaction yet. Raises PRODUCER_FENCED for any other one."""
         key = _key_of(transactional_id)
         known = self._transactional.get(producer_id)
         if known is None:
-            held = (await read_key(self._store, None, key)).live
-            session = (held.session or "").split("/") if held is not None else []
-            if held is None or len(session) != 3 or session[:2] != ["kafka", str(producer_id)]:
-                raise KafkaError(KafkaCode.PRODUCER_FENCED)
-            txn_id = TxnId.parse(held.txn_id) if held.txn_id is not None else None
-            known = self._transactional.get(producer_id)  # another request of it may have been faster
-            if known is None:
-                known = self._remember(TransactionalProducer(producer_id, key, held.epoch, int(session[2]), txn_id))
+            held, session = await self._held(key, producer_id)
+            known = TransactionalProducer(producer_id, key, held.epoch, session.timeout_ms)
+            known = self._transactional.setdefault(producer_id, known)  # another request of it may have been faster
         if known.key != key or epoch != EPOCH:
             raise KafkaError(KafkaCode.PRODUCER_FENCED)
         return known
 
+    async def _held(self, key: str, producer_id: int) -> tuple[TransactionKey, _Session]:
+        """The key's record as it is now. Raises PRODUCER_FENCED if another producer holds it."""
+        held = (await read_key(self._store, None, key)).live
+        session = _Session.of(held)
+        if held is None or session is None or session.producer_id != producer_id:
+            raise KafkaError(KafkaCode.PRODUCER_FENCED)
+        return held, session
+
+    async def _look(self, producer: TransactionalProducer) -> None:
+        producer.heard_of((await self._held(producer.key, producer.id))[0])
+
+    # -- its transaction -----------------------------------------------------------------------------------------
+
     async def add(self, producer: TransactionalProducer, segments: list[Segment]) -> None:
-        """Begin a transaction, unless one is open. Raises the errors of `Transactions.begin`."""
+        """Begin a transaction, unless one is open. Raises INVALID_PRODUCER_EPOCH if the last one was ended without its
+        producer, COORDINATOR_LOAD_IN_PROGRESS, and the errors of `Transactions.begin`."""
         async with producer.lock:
-            if producer.txn_id is None or producer.ended is not None:
-                request = BeginRequest(
-                    timeout_ms=producer.timeout_ms, transaction_key=producer.key, epoch=producer.epoch
-                )
-                begun = await self._transactions.begin(request)
-                assert begun.header.txn_id is not None, "only a version can be committed before"
-                producer.txn_id, producer.ended = TxnId.parse(begun.header.txn_id), None
-                producer.segments.clear()
-                producer.groups.clear()
+            if producer.is_open:  # as far as is known here: another process may have ended it, and begun the next one
+                await self._look(producer)
+            for _ in range(_LOOKS):
+                if producer.is_open:
+                    break
+                if producer.was_lost:
+                    raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
+                try:
+                    await self._begin(producer)
+                except errors.NotAllowed:
+                    await self._look(producer)
+            else:
+                raise KafkaError(KafkaCode.COORDINATOR_LOAD_IN_PROGRESS)
+            producer.coordinated = producer.txn_id
             producer.segments.update((segment.id, segment) for segment in segments)
+
+    async def _begin(self, producer: TransactionalProducer) -> None:
+        request = BeginRequest(timeout_ms=producer.timeout_ms, transaction_key=producer.key, epoch=producer.epoch)
+        begun = await self._transactions.begin(request, follows=Follows(producer.txn_id))
+        if begun.header.state != "OPEN":
+            await self._look(producer)
+            return
+        assert begun.header.txn_id is not None, "only a version can be committed before"
+        producer.txn_id, producer.is_open, producer.ended = TxnId.parse(begun.header.txn_id), True, None
+        producer.segments.clear()
+        producer.groups.clear()
+
+    async def open_transaction(self, producer: TransactionalProducer, refused: TxnId | None = None) -> TxnId:
+        """The transaction that a producer writes in. It is `refused` if a participant knew better.
+
+        Another process may have begun it, so anything but an open one is looked up. Raises INVALID_TXN_STATE if there
+        is none, and INVALID_PRODUCER_EPOCH if it was ended without its producer.
+        """
+        if not producer.is_open or producer.txn_id in (None, refused):
+            await self._look(producer)
+        if producer.was_lost:
+            raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
+        if not producer.is_open or producer.txn_id is None:
+            raise KafkaError(KafkaCode.INVALID_TXN_STATE)
+        return producer.txn_id
 
     async def end(self, producer: TransactionalProducer, *, commit: bool) -> None:
         """Commit or abort. A repeated end succeeds. Returns once the decision is visible here, or after a second.
 
         Raises INVALID_TXN_STATE if nothing was begun, or if it ended differently, and the errors of
-        `Transactions.commit`. A commit is never confirmed because nothing is left: that could be a timeout.
+        `Transactions.commit`. A request does not say which transaction it ends, and a late copy of it must not end the
+        next one: so one that finds a transaction which is not coordinated here is refused with
+        COORDINATOR_LOAD_IN_PROGRESS, and a client that still waits for it sends it again.
         """
         async with producer.lock:
-            if producer.txn_id is None:
+            await self._look(producer)
+            txn_id = producer.txn_id
+            if txn_id != producer.coordinated:
+                producer.coordinated = txn_id
+                raise KafkaError(KafkaCode.COORDINATOR_LOAD_IN_PROGRESS)
+            if txn_id is None:
                 if commit:
                     raise KafkaError(KafkaCode.INVALID_TXN_STATE)
                 return
             if producer.ended is not None and producer.ended != commit:
                 raise KafkaError(KafkaCode.INVALID_TXN_STATE)
-            if commit:
-                await self._transactions.commit(producer.txn_id)
-            else:
-                await self._transactions.abort(producer.txn_id)
-            producer.ended = commit
-            await _until_visible(producer.txn_id, list(producer.segments.values()))
-
-    def _remember(self, producer: TransactionalProducer) -> TransactionalProducer:
-        self._transactional[producer.id] = producer
-        if len(self._transactional) > REMEMBERED_PRODUCERS:
-            self._transactional.popitem(last=False)
-        return producer
+            await self._transactions.end(Commit(txn_id, as_holder=True) if commit else Abort(txn_id, as_holder=True))
+            producer.is_open, producer.was_lost, producer.ended = False, False, commit
+            await _until_visible(txn_id, list(producer.segments.values()))
 
 
 def _key_of(transactional_id: str) -> str:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
+from metastore.errors import MetastoreError
 from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn_gateways.kafka import fetch, produce
-from metatxn_gateways.kafka.calls import NO_TIME, Address, Calls
+from metatxn_gateways.kafka.calls import NO_TIME, Calls
+from metatxn_gateways.kafka.cluster import KafkaCluster, node_at
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.cutting import Cutter
@@ -31,6 +34,7 @@ from metatxn_gateways.kafka.producers import Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
 from metatxn_gateways.listener import FrameConnection, FrameServer, MalformedRequest, Reply
 from metatxn_gateways.serving import ServingBroker
+from participants.broker.broker import Broker
 
 DEFAULT_PORT = 9092
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
@@ -62,7 +66,8 @@ _Call = Callable[[CallRequest, CallResponse], Awaitable[Any]]
 
 
 class KafkaListener:
-    """Serves Kafka's protocol for the topics of `service` that have the format `kafka`.
+    """Serves Kafka's protocol for the topics of `service` that have the format `kafka`. `advertise` is the address, as
+    `host:port`, at which clients reach it if it is another one than that of the broker with this port.
 
     There is no authentication in it yet: raises `InvalidExposure` where the broker's own interface asks for a token or
     uses TLS, and for an address that other machines reach, unless everybody may do everything.
@@ -75,8 +80,10 @@ class KafkaListener:
         service: ServingBroker,
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
+        advertise: str | None = None,
         exposure: Exposure | None = None,
     ) -> None:
+        """Raises `ValueError` for an `advertise` that is no such address."""
         exposure = exposure or Exposure()
         if exposure.authenticator is not None or exposure.tls is not None:
             raise InvalidExposure(
@@ -84,29 +91,48 @@ class KafkaListener:
                 "Leave it out, or serve without authentication on this machine alone."
             )
         exposure.check(host)
+        if advertise is not None:
+            try:
+                node_at(advertise)
+            except ValueError as error:
+                raise InvalidExposure(
+                    f"--kafka-advertise: {error}. Give the address that clients connect to."
+                ) from None
         self._store = store
         self._service = service
         self._host = host
+        self._advertise = advertise
+        self._running = AsyncExitStack()
         self._server = FrameServer(self._connect, host, port)
         self._calls: dict[int, _Call] = {}
-        self._coordination: Coordination | None = None
 
     @property
     def url(self) -> str:
         """What Kafka's clients call a bootstrap server."""
-        return f"{self._host}:{self._server.port}"
+        return self._advertise or f"{_in_url(self._host)}:{self._server.port}"
+
+    @property
+    def address(self) -> str:
+        """Where clients are sent to. It is known once this listens."""
+        host = urlsplit(self._service.url).hostname or self._host
+        return self._advertise or f"{_in_url(host)}:{self._server.port}"
 
     async def start(self) -> None:
-        """Raises `OSError` if the port is in use."""
+        """Raises `OSError` if the port is in use, and the store's errors."""
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._running = stack.pop_all()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
         broker = self._service.broker
         assert broker is not None, "the broker has started"
+        self._cluster = cluster = KafkaCluster(broker, lambda: self.address)
         self._partitions = partitions = Partitions(broker)
         producers = Producers(self._store, Transactions(self._store, broker.clock))
-        host = urlsplit(self._service.url).hostname or self._host
         loop = asyncio.get_running_loop()
         offsets = CommittedOffsets(self._store, broker.clock)
-        self._coordination = coordination = Coordination(offsets, lambda: int(loop.time() * 1000))
-        calls = Calls(broker, partitions, producers, coordination, lambda: Address(host, self._server.port))
+        coordination = Coordination(offsets, lambda: int(loop.time() * 1000), cluster.coordinates)
+        calls = Calls(broker, partitions, producers, coordination, cluster)
         groups = GroupCalls(partitions, producers, coordination)
         self._produce, self._fetch = Produce(partitions, producers), Fetch(partitions)
         self._calls = {
@@ -127,13 +153,23 @@ class KafkaListener:
             26: calls.end_txn,
             28: groups.txn_offset_commit,
         }
+        await stack.enter_async_context(cluster.running())
+        stack.push_async_callback(self._server.stop)
         await self._server.start()
+        cluster.refuse_rival()
         coordination.start()
+        stack.push_async_callback(coordination.stop)
+        await broker.announcement.name_kafka(self.address)
+        stack.push_async_callback(self._withdraw, broker)
+        await cluster.until_announced()
 
     async def stop(self) -> None:
-        if self._coordination is not None:
-            await self._coordination.stop()
-        await self._server.stop()
+        await self._running.aclose()
+
+    async def _withdraw(self, broker: Broker) -> None:
+        """Others lead clients here no more."""
+        with suppress(MetastoreError):  # the broker, which stops next, is announced no more either
+            await broker.announcement.name_kafka(None)
 
     def _connect(self, _: FrameConnection | None = None) -> Callable[[memoryview], Awaitable[Reply | None]]:
         return partial(self._answer, turns=Turns())
@@ -160,6 +196,10 @@ class KafkaListener:
             return await self._fetch.answer(version, cutter, head)
         response = CallResponse(api_key, version)
         return [head, response.encoded(await self._calls[api_key](read_call(api_key, version, cutter.rest), response))]
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_flexible(api_key: int, version: int) -> bool:

@@ -1,4 +1,5 @@
-"""The announcement of this broker in the store: where it is, which storage it has open, and whether it drains.
+"""The announcement of this broker in the store: where it is, which storage it has open, whether it drains, and where
+Kafka's clients reach it.
 
 A broker that is being drained says so in its announcement, and that is all: `placement`, here and in every other broker
 of its storage, sends its segments elsewhere. With an object store a process has an id of its own, and its drain ends
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from typing import Any
 
 from metastore.api import Ephemeral, MetadataStore
 from metastore.clock import Clock
@@ -47,6 +49,7 @@ class Announcement:
         self._record: Ephemeral | None = None
         self._announced: bool | None = None
         """What the record says of a drain; None if that is not known."""
+        self._kafka: str | None = None
         self._turn = asyncio.Lock()
         self._changing: set[asyncio.Task[None]] = set()
         self.proof = secrets.token_hex(16)
@@ -69,6 +72,10 @@ class Announcement:
         """As `drain`."""
         await self._change(draining=False)
 
+    async def name_kafka(self, address: str | None) -> None:
+        """Tell where Kafka's clients reach this broker, or that they do not. Raises as `drain`."""
+        await self._to_its_end(self._named(address))
+
     async def stop(self) -> None:
         """Withdraw the announcement. If the store does not answer, it ends by itself."""
         async with self._turn:
@@ -78,8 +85,11 @@ class Announcement:
                     await record.close()
 
     async def _change(self, draining: bool) -> None:
-        """To its end, also if the caller does not wait for it: a record that nobody knows of could not be replaced."""
-        task = asyncio.create_task(self._changed(draining), name="announcement")
+        await self._to_its_end(self._changed(draining))
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, None]) -> None:
+        """Also if the caller does not wait for it: a record that nobody knows of could not be replaced."""
+        task = asyncio.create_task(change, name="announcement")
         self._changing.add(task)
         task.add_done_callback(self._looked_at)
         await asyncio.shield(task)
@@ -99,6 +109,12 @@ class Announcement:
                 tell(Lifecycle.DRAIN_BEGUN if draining else Lifecycle.DRAIN_ENDED, broker=self._broker)
             self.draining = draining
 
+    async def _named(self, address: str | None) -> None:
+        async with self._turn:
+            self._kafka = address
+            if self._record is not None:
+                await self._announce(self.draining)
+
     async def _announce(self, draining: bool) -> None:
         """Put the announcement over the one before, so that there is one at every moment."""
         before, self._announced = self._record, None
@@ -108,6 +124,7 @@ class Announcement:
             draining=draining or None,
             listeners=self._listeners or None,
             peer=hash_of_proof(self.proof),
+            kafka=self._kafka,
         )
         self._record = await self._store.ephemeral(self._key, record.encode(), TTL_MS)
         self._announced = draining

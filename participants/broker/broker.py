@@ -295,12 +295,16 @@ class Broker:
     async def segment(self, segment_id: str) -> Segment:
         """The segment, if it is served here now. Raises NOT_FOUND, NOT_OWNER (with the owner's URL), or
         STORE_UNAVAILABLE while it is being opened. For a segment that is owned here this needs no read of the store."""
-        segment = self._segments.get(segment_id)
-        if segment is not None and not segment.lost:
+        if (segment := self.serving(segment_id)) is not None:
             return segment
         if segment_id in self._keepers:
             raise _unavailable(segment_id, self._why_not.get(segment_id, "it is being opened"))
         raise await self._not_here(segment_id)
+
+    def serving(self, segment_id: str) -> Segment | None:
+        """The segment, if it is served here now."""
+        segment = self._segments.get(segment_id)
+        return segment if segment is not None and not segment.lost else None
 
     async def removed(self, segment_id: str) -> RemovedSegment | None:
         """What is known of a segment that was removed from its topic; None if that never existed, or still does."""
@@ -569,6 +573,10 @@ class Broker:
             if before == self._times_forgotten:  # otherwise it may be older than the change for which it was forgotten
                 self._topic_cache.setdefault(name, cached)
         return cached
+
+    def known_topic(self, name: str) -> TopicRecord | None:
+        """The topic as it is in the cache, if it is there."""
+        return self._topic_cache.get(name)
 
     async def in_layout(self, name: str, look: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `look`, which begins with `topic`. NOT_FOUND is only believed of the layout that is in

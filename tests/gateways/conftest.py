@@ -30,42 +30,20 @@ class Serving:
     url: str = "http://127.0.0.1:1"
 
 
-class Gateway:
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.transactions = Transactions(world.store, world.now_ms, 7)
-        self.port = 0
+class Clients:
+    """confluent-kafka, for what listens at `servers`."""
 
-    async def start(self, process: BrokerProcess) -> Gateway:
-        self.process = process
-        self.broker = process.broker
-        self.http = process.http
-        self.create = partial(process.create, format="kafka")
-        self.listener = KafkaListener(self.world.store, service=Serving(process.broker), port=self.port)
-        await self.listener.start()
-        self.port = int(self.listener.url.rpartition(":")[2])
-        return self
-
-    async def stop(self) -> None:
-        await self.listener.stop()
-        await self.process.stop()
-
-    async def crash(self) -> None:
-        """The process dies now, and another one goes on with what lies on its device."""
-        await self.listener.stop()
-        await self.start(await self.process.crash())
-
-    async def browse(self, name: str) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = (await self.http.get(f"/v1/topics/{name}/messages")).json()["messages"]
-        return messages
+    @property
+    def servers(self) -> str:
+        raise NotImplementedError
 
     def producer(self, **options: Any) -> Producer:
-        return Producer({"bootstrap.servers": self.listener.url, "linger.ms": 0, **options})
+        return Producer({"bootstrap.servers": self.servers, "linger.ms": 0, **options})
 
     def consumer(self, group: str, **options: Any) -> Consumer:
         """A member of a group."""
         settings = {
-            "bootstrap.servers": self.listener.url,
+            "bootstrap.servers": self.servers,
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -82,7 +60,7 @@ class Gateway:
         """Everything from an offset on, and where the client's position is at the end."""
         consumer = Consumer(
             {
-                "bootstrap.servers": self.listener.url,
+                "bootstrap.servers": self.servers,
                 "group.id": "none",
                 "isolation.level": isolation,
                 "enable.auto.commit": False,
@@ -104,6 +82,42 @@ class Gateway:
                 found.append((message.offset(), message.key(), message.value()))
         finally:
             consumer.close()
+
+
+class Gateway(Clients):
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.transactions = Transactions(world.store, world.now_ms, 7)
+        self.port = 0
+
+    async def start(self, process: BrokerProcess) -> Gateway:
+        self.process = process
+        self.broker = process.broker
+        self.http = process.http
+        self.create = partial(process.create, format="kafka")
+        await self.broker.announcement.start()
+        self.listener = KafkaListener(self.world.store, service=Serving(process.broker), port=self.port)
+        await self.listener.start()
+        self.port = int(self.listener.url.rpartition(":")[2])
+        return self
+
+    @property
+    def servers(self) -> str:
+        return self.listener.url
+
+    async def stop(self) -> None:
+        await self.listener.stop()
+        await self.broker.announcement.stop()
+        await self.process.stop()
+
+    async def crash(self) -> None:
+        """The process dies now, and another one goes on with what lies on its device."""
+        await self.listener.stop()
+        await self.start(await self.process.crash())
+
+    async def browse(self, name: str) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = (await self.http.get(f"/v1/topics/{name}/messages")).json()["messages"]
+        return messages
 
 
 def send(producer: Producer, topic: str, *values: str, **options: Any) -> list[int]:

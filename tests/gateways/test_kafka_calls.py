@@ -10,7 +10,6 @@ import asyncio
 import base64
 import contextlib
 import io
-import re
 import struct
 from datetime import timedelta
 from typing import Any
@@ -19,9 +18,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kio.index import load_payload_module
-from kio.serial import entity_reader, entity_writer
-from kio.static.constants import EntityType
+from kio.serial import entity_writer
 
 from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn.service.security.authentication import Authenticator
@@ -31,52 +28,11 @@ from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.fetch import cover
 from metatxn_gateways.kafka.produce import checked
-from metatxn_gateways.kafka.schemas import _entity
 from metatxn_gateways.kafka.service import OFFERED, KafkaListener
 from metatxn_gateways.listener import MalformedRequest
-from participants.messages.batches import encode_batch
 from participants.segment.segment import Segment
+from tests.gateways.asking import asked, batch, code_in, framed, made
 from tests.gateways.conftest import Gateway
-
-PRODUCER = struct.Struct(">qhi")
-
-
-def batch(*values: bytes, producer: int = -1, sequence: int = -1, attributes: int = 0) -> bytes:
-    from crc32c import crc32c
-
-    draft = bytearray(encode_batch([KafkaRecord(None, value) for value in values]))
-    PRODUCER.pack_into(draft, 43, producer, 0 if producer >= 0 else -1, sequence)
-    struct.pack_into(">h", draft, 21, attributes)
-    struct.pack_into(">I", draft, 17, crc32c(draft[21:]))
-    return bytes(draft)
-
-
-def made(api_key: int, version: int, kind: str, **values: Any) -> Any:
-    module = load_payload_module(api_key, version, EntityType.request)
-    structure = getattr(module, kind)
-    known = structure.__dataclass_fields__
-    return structure(**{name: value for name, value in values.items() if name in known})
-
-
-def framed(api_key: int, version: int, entity: Any) -> memoryview:
-    """The bytes of a request."""
-    body = io.BytesIO()
-    entity_writer(type(entity))(body, entity)
-    head = struct.pack(">hhih", api_key, version, 7, -1) + (b"\0" if type(entity).__flexible__ else b"")
-    return memoryview(bytearray(head + body.getvalue()))
-
-
-async def asked(gateway: Gateway, api_key: int, version: int, entity: Any) -> Any:
-    """The answer of the listener, as kio reads it to its last byte."""
-    flexible = type(entity).__flexible__
-    parts = await gateway.listener._connect()(framed(api_key, version, entity))
-    assert parts is not None
-    answer = b"".join(parts)
-    skipped = 5 if flexible else 4
-    assert answer[:skipped] == struct.pack(">i", 7) + b"\0" * (skipped - 4)
-    found, size = entity_reader(_entity(api_key, version, EntityType.response))(answer[skipped:], 0)
-    assert size == len(answer) - skipped
-    return found
 
 
 def produce_request(version: int, records: bytes, topic: str = "t") -> Any:
@@ -266,13 +222,6 @@ def test_a_listener_that_cannot_authenticate_is_not_opened_to_others(tmp_path: A
 
 def _any_authenticator() -> Authenticator:
     return Authenticator.__new__(Authenticator)
-
-
-async def code_in(gateway: Gateway, api_key: int, version: int, kind: str, **values: Any) -> tuple[Any, int]:
-    """The answer, and the one error code in it."""
-    answer = await asked(gateway, api_key, version, made(api_key, version, kind, **values))
-    found = re.findall(r"error_code=<ErrorCode\.\w+: (-?\d+)>", repr(answer))
-    return answer, max(map(int, found))
 
 
 async def test_groups_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from tests.gateways.conftest import PATIENCE_S, Gateway, send
-
-INPUTS = 40
-AT_ONCE = 5
+from tests.gateways.transformer import INPUTS, Transformer, fill
 
 
 async def test_two_consumers_share_a_topic_and_go_on_for_each_other(gateway: Gateway) -> None:
@@ -78,17 +75,15 @@ async def test_every_input_is_transformed_once_although_the_broker_dies(gateway:
     loop = asyncio.get_running_loop()
     sent, again = asyncio.Event(), threading.Event()
 
-    def offsets_sent() -> None:
-        loop.call_soon_threadsafe(sent.set)
-        again.wait(PATIENCE_S)
+    def offsets_sent(step: int) -> None:
+        if step == 2:
+            loop.call_soon_threadsafe(sent.set)
+            again.wait(PATIENCE_S)
 
     def work() -> None:
-        producer = gateway.producer()
-        for number in range(INPUTS):
-            producer.produce("in", str(number), partition=number % 2)
-        assert producer.flush(PATIENCE_S) == 0
+        fill(gateway)
         program = Transformer(gateway)
-        program.offsets_sent = offsets_sent
+        program.offsets_sent, program.begins_anew_after = offsets_sent, 2
         while program.reached < INPUTS:
             program.step()
         program.close()
@@ -100,54 +95,6 @@ async def test_every_input_is_transformed_once_although_the_broker_dies(gateway:
     await gateway.crash()
     again.set()
     await working
-
-
-class Transformer:
-    """Consumes "in", and produces to "out" in the transaction that commits its offsets. It begins anew where the group
-    is."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self.offsets_sent: Callable[[], None] = lambda: None
-        self._steps = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        options = {"transactional.id": "transformer", "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
-        self._producer: Producer = self._gateway.producer(**options)
-        self._producer.init_transactions(PATIENCE_S)
-        self._consumer: Consumer = self._gateway.consumer("transformers")
-        self._consumer.subscribe(["in"])
-
-    @property
-    def reached(self) -> int:
-        """The inputs that the group has passed."""
-        places = [TopicPartition("in", partition) for partition in range(2)]
-        return sum(max(each.offset, 0) for each in self._consumer.committed(places, PATIENCE_S))
-
-    def step(self) -> None:
-        messages = self._consumer.consume(AT_ONCE, 0.5)
-        if not messages or any(each.error() for each in messages):
-            return
-        self._steps += 1
-        try:
-            self._producer.begin_transaction()
-            for each in messages:
-                self._producer.produce("out", each.value(), partition=0)
-            places = self._consumer.position(self._consumer.assignment())
-            group = self._consumer.consumer_group_metadata()
-            self._producer.send_offsets_to_transaction(places, group, PATIENCE_S)
-            if self._steps == 2:
-                self.offsets_sent()
-            self._producer.commit_transaction(PATIENCE_S)
-        except KafkaException:
-            self._steps = 2
-        if self._steps == 2:  # the broker has died: the program begins anew, too
-            self.close()
-            self._begin()
-
-    def close(self) -> None:
-        self._consumer.close()
 
 
 def consumed(consumer: Consumer) -> str:

@@ -1,7 +1,7 @@
-"""Goal: requests of one producer that come at the same time after a restart find one producer, so that a confirmed
-commit has everything that was acknowledged before it.
+"""Goal: a confirmed commit has everything that was acknowledged before it, whatever became of the transaction, of its
+coordinator and of the answers.
 
-Method: requests given to the listener's handler; one read of the transaction key is late.
+Method: requests given to the listener's handler; one read of the transaction key is late. DESIGN §5.22.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from metastore.txn.key_records import read_key
+from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode
+from tests.gateways.asking import Asking, Holder, asked, batch, code_in, made
 from tests.gateways.conftest import Gateway
-from tests.gateways.test_kafka_calls import asked, batch, code_in, made
 
 
 async def test_requests_at_the_same_time_find_one_producer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +53,67 @@ async def test_requests_at_the_same_time_find_one_producer(gateway: Gateway, mon
     _, ended = await code_in(gateway, 26, 3, "EndTxnRequest", **holder, committed=True)
     seen = await gateway.browse("t")
     assert (ended, [each["value_base64"] for each in seen]) == (KafkaCode.NONE, ["YQ=="])
+
+
+async def begun(gateway: Gateway) -> Holder:
+    """One record is in its transaction."""
+    await gateway.create("t")
+    holder, ask = Holder("x"), Asking.of(gateway)
+    assert await ask.init(holder) == KafkaCode.NONE
+    assert await ask.add_partitions(holder, ("t", 0)) == KafkaCode.NONE
+    assert await ask.produce("t", 0, b"a", holder=holder, sequence=0) == (KafkaCode.NONE, 0)
+    return holder
+
+
+async def operator_aborts(gateway: Gateway) -> None:
+    held = await gateway.transactions.keys.get("kafka:x")
+    assert held.txn_id is not None
+    await gateway.transactions.abort(TxnId.parse(held.txn_id))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_transaction_that_was_lost_is_not_replaced_by_another(gateway: Gateway, restarts: bool) -> None:
+    """Otherwise a commit would be confirmed without what was in the first one."""
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    await operator_aborts(gateway)
+    if restarts:
+        await gateway.crash()
+    assert await ask.add_partitions(holder, ("t", 0)) == KafkaCode.INVALID_PRODUCER_EPOCH
+    assert await ask.add_offsets(holder, "g") == KafkaCode.INVALID_PRODUCER_EPOCH
+    assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == KafkaCode.INVALID_PRODUCER_EPOCH
+    code = await ask.end(holder, commit=True)
+    if code == KafkaCode.COORDINATOR_LOAD_IN_PROGRESS:
+        code = await ask.end(holder, commit=True)
+    assert code == KafkaCode.INVALID_PRODUCER_EPOCH
+    assert await gateway.browse("t") == []
+
+
+async def test_a_producer_goes_on_once_it_has_aborted_what_was_lost(gateway: Gateway) -> None:
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    await operator_aborts(gateway)
+    assert await ask.end(holder, commit=False) == KafkaCode.NONE
+    assert await ask.add_partitions(holder, ("t", 0)) == KafkaCode.NONE
+    assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == KafkaCode.NONE
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    assert [each["value_base64"] for each in await gateway.browse("t")] == ["Yg=="]
+
+
+async def test_a_repeated_end_is_answered_by_the_next_process(gateway: Gateway) -> None:
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    await gateway.crash()
+    assert await ask.end(holder, commit=True) == KafkaCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    assert await ask.end(holder, commit=False) == KafkaCode.INVALID_TXN_STATE
+
+
+async def test_a_producer_gets_its_next_id_once_however_often_it_asks(gateway: Gateway) -> None:
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    first = holder.producer_id
+    assert await ask.init(holder) == KafkaCode.NONE
+    second, holder.producer_id = holder.producer_id, first
+    assert await ask.init(holder) == KafkaCode.NONE
+    assert first != second == holder.producer_id
+    assert await ask.init(holder) == KafkaCode.NONE
+    holder.producer_id = first
+    assert await ask.init(holder) == KafkaCode.PRODUCER_FENCED

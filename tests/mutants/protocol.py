@@ -406,12 +406,12 @@ PROTOCOL = (
             Edit(
                 "coordinator/transactions.py",
                 "        if request.transaction_key is not None and request.epoch is not None:\n"
-                "            return await self.keys.begin(request, request.transaction_key, request.epoch)\n",
+                "            return await self.keys.begin(request, request.transaction_key, request.epoch, follows)\n",
                 "        if request.transaction_key is not None:\n"
                 "            epoch = request.epoch\n"
                 "            if epoch is None:\n"
                 "                epoch = (await self.keys.get(request.transaction_key, request.owner)).epoch\n"
-                "            return await self.keys.begin(request, request.transaction_key, epoch)\n",
+                "            return await self.keys.begin(request, request.transaction_key, epoch, follows)\n",
             ),
         ),
     ),

@@ -17,13 +17,15 @@ class CoordinatorRecord(JsonRecord):
 class BrokerRecord(JsonRecord):
     """`/cluster/broker/<id>`: an ephemeral record, for liveness only. `storage` is the one that the broker has open.
     `draining` tells that its segments are to go to other brokers. `listeners` are as those of a coordinator. `peer` is
-    the hash of a secret that it shows to other brokers."""
+    the hash of a secret that it shows to other brokers. `kafka` is the address at which Kafka's clients reach it, as
+    `host:port`."""
 
     url: str
     storage: str | None = None
     draining: bool | None = None
     listeners: dict[str, str] | None = None
     peer: str | None = None
+    kafka: str | None = None
 
 
 class DrainRecord(JsonRecord):

@@ -37,7 +37,11 @@ async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_pa
                 assert [m["value"] for m in (await http.get("/v1/topics/t/messages")).json()["messages"]] == [1]
                 (segment,) = (await http.get("/v1/topics/t")).json()["segments"]
                 assert segment["owner"] == service.url
-            assert [broker["url"] for broker in (await http.get("/v1/cluster")).json()["brokers"]] == [service.url]
+            assert service.broker is not None
+            for kafka in (None, "broker.example:9092"):
+                await service.broker.announcement.name_kafka(kafka)
+                (broker,) = (await http.get("/v1/cluster")).json()["brokers"]
+                assert (broker["url"], broker.get("kafka")) == (service.url, kafka)
         await service.stop()
         assert (await world.store.scan(paths.BROKERS)).records == []
 
