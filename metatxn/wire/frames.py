@@ -80,12 +80,19 @@ class PayloadKind(IntEnum):
     PULSAR = 5
 
 
+HIGHEST_KIND = max(PayloadKind)
+
+
 class FrameError(ValueError):
     """These bytes are not a whole frame."""
 
 
 class CorruptFrame(FrameError):
     """No further bytes could make this a frame."""
+
+
+class NewerFrame(CorruptFrame):
+    """A whole frame in a form that this release does not know: a later one has written it."""
 
 
 class IncompleteFrame(FrameError):
@@ -257,11 +264,11 @@ def _decode_fields(view: memoryview, start: int, end: int) -> dict[str, Any]:
     """The fields of a frame whose CRC matches. Whatever is wrong here was never written by `encode_frame`."""
     version, kind, flags, count, publish_ms, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
     if version != FORMAT_VERSION:
-        raise CorruptFrame(f"format version {version} is unknown")
-    if kind > PayloadKind.PULSAR:
-        raise CorruptFrame(f"payload kind {kind} is unknown")
+        raise NewerFrame(f"format version {version} is unknown")
+    if kind > HIGHEST_KIND:
+        raise NewerFrame(f"payload kind {kind} is unknown")
     if flags & ~_ALL_FLAGS:
-        raise CorruptFrame(f"flags {flags:#04x} are unknown")
+        raise NewerFrame(f"flags {flags:#04x} are unknown")
     if durable > entry:
         raise CorruptFrame(f"entry {entry} cannot have been written after {durable} durable ones")
     at = start + MIN_FRAME_BYTES

@@ -23,8 +23,8 @@ Let `e` be the entry of the first bad or missing frame.
   whatever else became of its group. So a crash did not do this: `LedgerCorrupt`. No crash leaves such a frame behind a
   bad `e`, so no crash makes a segment unavailable (but see below).
 * A frame with a lower `durable`, be it whole and of an entry above `e`, says nothing about `e`.
-* Two more things that no crash leaves: more bytes behind `e` than a group can have, so the search is bounded; and a
-  whole frame, but of another position, in the place of `e`.
+* Three more things that no crash leaves: more bytes behind `e` than a group can have, so the search is bounded; a whole
+  frame, but of another position, in the place of `e`; and a whole frame of a form that only a later release knows.
 
 What remains undetectable: damage to the last group that was written. Nothing behind it says that it had been synced,
 so it is cut like a torn one, although it may have been acknowledged. The same is true for a file that lost its end, of
@@ -54,12 +54,14 @@ from dataclasses import dataclass, field
 
 from metatxn.wire.frames import (
     FORMAT_VERSION,
+    HIGHEST_KIND,
     MAX_FRAME_BYTES,
     MIN_FRAME_BYTES,
     POSITION_OFFSET,
     CorruptFrame,
     FrameError,
     IncompleteFrame,
+    NewerFrame,
     RawFrame,
     peek,
 )
@@ -91,7 +93,7 @@ class Scan:
 
     offsets: array[int] = field(default_factory=new_offsets)
     damage: str | None = None  # the damage at offsets[-1], or None if the file ends there
-    foreign: bool = False  # a whole frame is there, but not the one that belongs there
+    foreign: str | None = None  # why a whole frame that is there is not the one that belongs there
 
     @property
     def entries(self) -> int:
@@ -116,7 +118,8 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
                 frame = peek(chunk, found.end - base)
                 expected = Position(ledger, found.entries)
                 if frame.position != expected:
-                    found.damage, found.foreign = f"frame {frame.position} is in the place of {expected}", True
+                    found.damage = f"frame {frame.position} is in the place of {expected}"
+                    found.foreign = "no crash puts a frame there"
                     return found
                 found.offsets.append(base + frame.end)
             wanted = _CHUNK_BYTES
@@ -126,6 +129,9 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
                 return found
             # The chunk ended within a frame. Continue at its start, with a chunk that contains it.
             wanted = max(_CHUNK_BYTES, error.needed)
+        except NewerFrame as error:
+            found.damage, found.foreign = str(error), "a later release has written this frame, whole"
+            return found
         except CorruptFrame as error:
             found.damage = str(error)
             return found
@@ -139,7 +145,7 @@ def find_proof(tail: memoryview, ledger: int, entry: int) -> RawFrame | None:
     # A regular expression that begins with a rare byte keeps long runs of zeros cheap.
     pattern = re.compile(
         re.escape(bytes([FORMAT_VERSION]))
-        + rb"[\x00-\x02][\x00-\x0f].{%d}" % (POSITION_OFFSET - _VERSION_OFFSET - 3)
+        + rb"[\x00-\x%02x][\x00-\x0f].{%d}" % (HIGHEST_KIND, POSITION_OFFSET - _VERSION_OFFSET - 3)
         + re.escape(struct.pack("<Q", ledger)),
         re.DOTALL,
     )
@@ -176,8 +182,8 @@ def recover_file(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None 
 def _refuse_damage_to_durable(disk: Disk, fd: int, ledger: int, found: Scan) -> None:
     """Raises `LedgerCorrupt` if what follows the intact frames cannot be the result of a crash."""
     behind = disk.size(fd) - found.end
-    if found.foreign:
-        reason = "no crash puts a frame there"
+    if found.foreign is not None:
+        reason = found.foreign
     elif behind > REWRITE_BYTES:
         reason = f"{behind} bytes begin there, more than were ever written before a sync"
     else:

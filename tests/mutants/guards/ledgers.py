@@ -39,6 +39,24 @@ LEDGERS = (
         tests=("tests/participants/ledger/test_torn_groups.py::test_damage_to_a_group_with_a_later_one_is_corrupt",),
     ),
     Mutant(
+        "damage-taken-for-a-torn-tail-of-kafka",
+        "a frame of any kind proves what was durable before it",
+        _RECOVERY,
+        "% (HIGHEST_KIND, POSITION",
+        "% (2, POSITION",
+        tests=("tests/participants/ledger/test_torn_groups.py::test_a_frame_of_any_kind_is_a_proof",),
+    ),
+    Mutant(
+        "frame-of-a-later-release-is-cut",
+        "what a later release has written is not cut off as a torn tail",
+        _RECOVERY,
+        "        except NewerFrame as error:\n",
+        "        except ZeroDivisionError as error:\n",
+        tests=(
+            "tests/participants/ledger/test_torn_groups.py::test_a_whole_frame_of_a_later_release_is_no_torn_group",
+        ),
+    ),
+    Mutant(
         "sealed-without-writing-again",
         "what a seal answers is on the device although an earlier sync failed",
         _RECOVERY,

@@ -7,6 +7,7 @@ acknowledged one are flipped. Payloads quote frames, as an audit log would.
 
 from __future__ import annotations
 
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metatxn.wire.crc import crc32
 from metatxn.wire.frames import Frame, PayloadKind, encode_frame
 from metatxn.wire.position import Position
 from participants.ledger import recovery
@@ -39,11 +41,13 @@ class QuickDisk(Disk):
         pass
 
 
-def frame(entry: int, durable: int, payload: bytes = b"", ledger: int = LEDGER) -> bytes:
+def frame(
+    entry: int, durable: int, payload: bytes = b"", ledger: int = LEDGER, kind: PayloadKind = PayloadKind.BYTES
+) -> bytes:
     return encode_frame(
         Frame(
             payload,
-            PayloadKind.BYTES,
+            kind,
             1,
             position=Position(ledger, entry),
             publish_ms=1_700_000_000_000,
@@ -209,6 +213,20 @@ def test_a_proof_is_found_at_any_distance() -> None:
     proof = frame(4, 3, b"x" * 100)
     for distance in [*range(94, 400, 7), 100_000, (16 << 20) + 5]:
         assert is_corrupt(b"".join(SOUND) + b"\xff" * distance + proof)
+
+
+@pytest.mark.parametrize("kind", PayloadKind)
+def test_a_frame_of_any_kind_is_a_proof(kind: PayloadKind) -> None:
+    assert is_corrupt(b"".join(SOUND) + b"\xff" * 100 + frame(4, 3, b"x", kind=kind))
+
+
+@pytest.mark.parametrize(("field", "value"), [(0, 2), (1, 0x7F), (2, 0x10)], ids=["version", "kind", "flags"])
+def test_a_whole_frame_of_a_later_release_is_no_torn_group(field: int, value: int) -> None:
+    body = bytearray(frame(2, 1, b"of a form that is not known here")[8:])
+    body[field] = value
+    newer = struct.pack("<II", len(body), crc32(body)) + bytes(body)
+    assert is_corrupt(b"".join(SOUND) + newer)
+    assert recovered(b"".join(SOUND) + newer[:-1]) == SOUND, "torn, it is cut like any other"
 
 
 def test_a_proof_is_found_although_it_seems_to_begin_earlier() -> None:
