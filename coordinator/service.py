@@ -28,10 +28,12 @@ from coordinator.presence import Presence
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
+from coordinator.upgrades import upgrade_routes
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.incarnation import IncarnationGuard
 from metastore.measured import MeasuredStore
+from metastore.membership import Membership
 from metastore.txn.id_blocks import BLOCK_SIZE
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
@@ -93,6 +95,7 @@ class CoordinatorService:
     ) -> None:
         self._exposure = exposure or Exposure()
         self._exposure.check(host)
+        self._clock = clock
         self.metrics = CoordinatorMetrics()
         add_process_metrics(self.metrics.registry, version("metatxn"))
         self._store = store = MeasuredStore(store, StoreMetrics(self.metrics.registry).observe)
@@ -103,6 +106,7 @@ class CoordinatorService:
         self.listings = Listings(store, clock, self.metrics)
         self.process_id = secrets.token_hex(8)
         self.presence = Presence(store, self.process_id, coordinator_id, self.transactions.serve_as, listeners)
+        self.membership = Membership(store, "coordinator", version("metatxn"))
         self.guard = IncarnationGuard(store, clock, seen=lambda: self.presence.revision)
         self.metrics.show_resyncs(lambda: self.presence.resyncs)
         self.timeout_sweep = TimeoutSweep(
@@ -142,6 +146,7 @@ class CoordinatorService:
         """Bind, announce, serve, sweep. Raises `OSError` if the port is in use, and the store's errors."""
         self._server.bind()
         try:
+            await self.membership.announce(self.process_id, self.url)
             await self.guard.start()
             await self.presence.start(self.url)
             await self._running.enter_async_context(self.quotas.running())
@@ -157,7 +162,8 @@ class CoordinatorService:
         self._tell(Lifecycle.SERVICE_READY, url=self.url, coordinator_id=self.presence.coordinator_id)
 
     async def stop(self) -> None:
-        """Withdraw the announcement, then finish the requests and the sweep in progress. Idempotent."""
+        """Withdraw the announcement, then finish the requests and the sweep in progress. The release stays announced
+        until nothing more is written. Idempotent."""
         self._tell(Lifecycle.SERVICE_STOPPING)
         await self.presence.stop()
         await self._running.aclose()
@@ -168,6 +174,7 @@ class CoordinatorService:
         await self.timeout_sweep.stop()
         await self.gc_sweep.stop()
         await self.survey.stop()
+        await self.membership.withdraw()
         self._tell(Lifecycle.SERVICE_STOPPED)
 
     def _tell(self, event: Lifecycle, **members: Any) -> None:
@@ -202,4 +209,5 @@ class CoordinatorService:
         add_routes(app, quota_routes(StoredQuotas(self._store), self.quotas))
         if self._console is not None:
             app.router.routes.append(self._console)
+        add_routes(app, upgrade_routes(self._store, self._clock))
         return app

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Self
 
 from metastore import keys
-from metastore.errors import CheckFailed, InvalidBatch, StoreWentBack
+from metastore.errors import CheckFailed, InvalidBatch, MetastoreError, StoreWentBack
 from metastore.types import (
     Absent,
     Applied,
@@ -86,6 +86,7 @@ class MetadataStore(ABC):
         """For metrics, each listener is called with the number of applies in a request to the backend."""
         self.refusal: str | None = None
         """Why this client refuses every call, or None while it does not. See `refuse`."""
+        self._refusal_kind: type[MetastoreError] = StoreWentBack
 
     # -- writing, linearizable ---------------------------------------------------------------------------------
 
@@ -273,14 +274,16 @@ class MetadataStore(ABC):
     async def close(self) -> None:
         """Finish the requests in flight, end the watches, and release files and connections. Idempotent."""
 
-    def refuse(self, why: str) -> None:
-        """From now on every call except `close` raises `StoreWentBack`. This cannot be undone: restart the process."""
-        self.refusal = self.refusal or why
+    def refuse(self, why: str, kind: type[MetastoreError] = StoreWentBack) -> None:
+        """From now on every call except `close` raises an error of this kind. This cannot be undone: restart the
+        process."""
+        if self.refusal is None:
+            self.refusal, self._refusal_kind = why, kind
 
     def _assert_open(self) -> None:
-        """Raises `StoreWentBack` after `refuse`. A backend also raises `StoreClosed` once `close` has been called."""
+        """Raises the error of `refuse`. A backend also raises `StoreClosed` once `close` has been called."""
         if self.refusal is not None:
-            raise StoreWentBack(self.refusal)
+            raise self._refusal_kind(self.refusal)
 
 
 class StoredIndexes(MetadataStore):

@@ -9,6 +9,7 @@
     ├── StoreUnusable      what was opened is not a store of this version       definite
     ├── StoreClosed        this client has been closed                          definite
     ├── StoreWentBack      the store is older than what was read from it        definite
+    ├── StoreTooNew        its cluster version is of a later release            definite
     └── OutcomeUnknown     sent, no answer: it may or may not have happened     NOT definite
 
 Two facts decide what a caller may do. `retriable`: the same call can succeed later without a change. `definite`: the
@@ -77,6 +78,11 @@ class StoreWentBack(MetastoreError):
     What this process knows is no longer valid, so its client refuses every call from then on. Restart the process once
     the store has been recovered (see `metastore.incarnation`).
     """
+
+
+class StoreTooNew(MetastoreError):
+    """The cluster version is above the one that this release speaks, so it cannot read everything that is in the store
+    (see `metastore.versions`). Nothing was changed. Start a later release."""
 
 
 class OutcomeUnknown(MetastoreError):

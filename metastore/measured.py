@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from metastore.api import Ephemeral, MetadataStore, Watch
-from metastore.errors import MetastoreError
+from metastore.errors import MetastoreError, StoreWentBack
 from metastore.types import Applied, Batch, RangeResult, Record, Revision, Snapshot
 
 T = TypeVar("T")
@@ -32,8 +32,8 @@ class MeasuredStore(MetadataStore):
     def refusal(self) -> str | None:  # type: ignore[override]
         return self._store.refusal
 
-    def refuse(self, why: str) -> None:
-        self._store.refuse(why)
+    def refuse(self, why: str, kind: type[MetastoreError] = StoreWentBack) -> None:
+        self._store.refuse(why, kind)
 
     def batch(self) -> Batch:
         return self._store.batch()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Operation,
         TransactionHeader,
         TransactionKeyInfo,
+        UpgradeStatus,
     )
     from metatxn.wire.errors import (
         AlreadyExists,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         TransactionConflict,
         TransactionNotFound,
         Unauthenticated,
+        UpgradePending,
     )
     from metatxn.wire.frames import Frame
     from metatxn.wire.models import BrokerInfo, Cluster, ServiceStatus
@@ -122,6 +124,8 @@ __all__ = [
     "TransactionKeyInfo",
     "TransactionNotFound",
     "Unauthenticated",
+    "UpgradePending",
+    "UpgradeStatus",
     "connect",
     "connect_async",
 ]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from metatxn import frames
+from metatxn import frames, upgrades
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
 from metatxn.consumer import ACKS_SETTLED_BY, SESSION_TIMEOUT_S, AsyncConsumer, subscription_path
@@ -54,6 +54,7 @@ from metatxn.wire.coordinator import (
     Operation,
     TransactionHeader,
     TransactionKeyInfo,
+    UpgradeStatus,
 )
 from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
@@ -475,6 +476,19 @@ class AsyncClient:
     async def access(self) -> AccessInfo:
         """Who this client is for the services, by its token, and what it may do. Raises `Unauthenticated`."""
         return parsed(AccessInfo, await self._connection.coordinator(Call("GET", path_of("access"))))
+
+    async def upgrade_status(self) -> UpgradeStatus:
+        """The cluster version, the release of every process, and what stands in the way of the next version. Raises
+        `NotFound` if no coordinator runs a release that knows of cluster versions."""
+        return await upgrades.upgrade_status(self._connection)
+
+    async def finalize_upgrade(self, *, accept_absent: bool = False) -> UpgradeStatus:
+        """Raise the cluster version to that of the release which the coordinators run: processes of earlier releases
+        can no longer serve the cluster. With `accept_absent`, brokers that do not run may own segments.
+
+        Raises `UpgradePending`, whose `members["obstacles"]` say what is to be done first, and `NotFound`.
+        """
+        return await upgrades.finalize_upgrade(self._connection, accept_absent)
 
     # -- data --------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,9 @@ from metastore.clock import Clock
 from metastore.errors import MetastoreError
 from metastore.incarnation import IncarnationGuard
 from metastore.measured import MeasuredStore
+from metastore.membership import Membership
 from metastore.types import Revision
+from metastore.versions import Feature
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
@@ -109,6 +111,7 @@ class BrokerService:
         self._drain_timeout_s = drain_timeout_ms / 1000
         self._peer_token = peer_token
         self._providers = Providers.load(transaction_buffers or {}, pending_ack_stores or {})
+        self._membership = Membership(store, "broker", version("metatxn"))
         self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
         self._memory: StoreMemory | None = None
 
@@ -142,8 +145,10 @@ class BrokerService:
             principal=self._own_principal(),
             providers=self._providers,
             listeners=self._listeners,
+            cluster_version=self._guard.version,
         )
         self._route_to(self.broker, LayoutUpkeep(self.broker))
+        await self._membership.announce(self.broker.id, self.url)
         await self._guard.start()
         self._memory = StoreMemory(self._storage, self._store, self._guard)
         await self._memory.start()
@@ -190,8 +195,9 @@ class BrokerService:
 
     async def before_stop(self) -> None:
         """Let other brokers of the storage take the segments one by one, while everything is still served. What they
-        do not take in `drain_timeout_ms` is released together by `stop`."""
-        if self.broker is None:
+        do not take in `drain_timeout_ms` is released together by `stop`. Brokers of release 0.2.0 would not take
+        them."""
+        if self.broker is None or not self.broker.version.allows(Feature.DRAIN):
             return
         with suppress(TimeoutError, MetastoreError):
             async with asyncio.timeout(self._drain_timeout_s):
@@ -209,6 +215,7 @@ class BrokerService:
             await self.broker.stop()
         if self._memory is not None:
             await self._memory.stop()
+        await self._membership.withdraw()
         if self._storage is not None:
             await self._storage.close()
         self._tell(Lifecycle.SERVICE_STOPPED)

@@ -54,7 +54,9 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.COORDINATORS}<id>": (processes.CoordinatorRecord,),
     f"{paths.BROKERS}<id>": (processes.BrokerRecord,),
     f"{paths.DRAINS}<storage>": (processes.DrainRecord,),
+    f"{paths.PROCESSES}<id>": (processes.ProcessRecord,),
     paths.INCARNATION: (processes.Incarnation,),
+    paths.VERSION: (processes.VersionRecord,),
     paths.GC_HORIZON: (transactions.GcHorizon,),
 }
 

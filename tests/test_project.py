@@ -17,6 +17,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from tests.extent import _LONG
 from tests.test_source import ALLOWED
 
@@ -159,10 +161,14 @@ def test_what_the_quick_tests_leave_out_is_there() -> None:
 
 
 def test_the_version_is_that_of_the_changelog() -> None:
-    """The changes that are not released stand above the version that was."""
+    """The changes that are not released stand above the release before, and belong to the one that is being developed:
+    a cluster that is upgraded tells the two apart."""
     sections = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert sections[:2] == ["Unreleased", PROJECT["project"]["version"]]
-    assert f"image: metatxn:{PROJECT['project']['version']}\n" in (ROOT / "docker-compose.yml").read_text()
+    unreleased, version = sections[0] == "Unreleased", Version(PROJECT["project"]["version"])
+    assert unreleased == version.is_devrelease
+    released = Version(sections[int(unreleased)])
+    assert (version > released) if unreleased else (version == released)
+    assert f"image: metatxn:{version}\n" in (ROOT / "docker-compose.yml").read_text()
 
 
 def test_the_license_is_the_one_that_is_declared() -> None:

@@ -8,6 +8,7 @@ the law again. A missing record is found by the records that point to it; every 
     lease, prepared, writers → open header │ key ↔ open header │ header → id sequence
     operation → header, segment, owner │ outcome → segment, header │ owner → segment │ parent ↔ child
     offset → group │ acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
+    every form → cluster version
 
 Of processes and group-commit markers only the keys are checked. The laws are in `metastore.txn.laws`.
 """
@@ -15,7 +16,7 @@ Of processes and group-commit markers only the keys are checked. The laws are in
 from __future__ import annotations
 
 from metastore.txn import paths
-from metastore.txn.laws.cluster import by_key_only, drain_law, horizon_law, incarnation_law, sequence_law
+from metastore.txn.laws.cluster import by_key_only, drain_law, horizon_law, incarnation_law, sequence_law, version_law
 from metastore.txn.laws.groups import group_law, group_offset_law
 from metastore.txn.laws.law import Finding, Law, MalformedKeyError, UnreadableError, View
 from metastore.txn.laws.operations import op_entry, op_law
@@ -31,6 +32,7 @@ from metastore.txn.laws.transactions import (
     header_law,
     key_law,
 )
+from metastore.txn.laws.versions import form_law
 from metastore.txn.records.transactions import Lease, Prepared, RememberedWriters
 from metastore.types import Record
 
@@ -45,8 +47,9 @@ def judge(record: Record, view: View) -> list[Finding]:
         return [Finding(record.key, "the key does not belong to any part of the layout", action)]
     findings: list[Finding] = []
     try:
-        for problem, action in law(record, view):
-            findings.append(Finding(record.key, problem, action))
+        for each in (law, form_law):
+            for problem, action in each(record, view):
+                findings.append(Finding(record.key, problem, action))
     except MalformedKeyError as error:
         findings.append(Finding(record.key, f"the key is malformed: {error}", DELETE))
     except UnreadableError as error:
@@ -83,6 +86,8 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.COORDINATORS, by_key_only),
     (paths.BROKERS, by_key_only),
     (paths.DRAINS, drain_law),
+    (paths.PROCESSES, by_key_only),
     (paths.INCARNATION, incarnation_law),
+    (paths.VERSION, version_law),
     (paths.GROUP_COMMIT_MARKERS, by_key_only),
 )

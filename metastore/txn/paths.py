@@ -26,7 +26,9 @@
     /quota-use/<process>                              QuotaUseRecord: what a running service has let principals use
     /cluster/coordinator/<id>  /cluster/broker/<id>   ephemeral: the running services
     /cluster/drain/<storage>                          DrainRecord: its broker takes no new topics
+    /cluster/process/<id>                             ephemeral: ProcessRecord, the release of each of them
     /cluster/incarnation                              Incarnation: the current incarnation of the store
+    /cluster/version                                  VersionRecord: which forms may be written
     /gc/horizon                                       GcHorizon
     /batch/<process>/<slot>                           group-commit markers (etcd)
 
@@ -59,6 +61,7 @@ FINAL_STATE_INDEX = "/idx/txn-by-final-state/"
 SEGMENT_STATES = "/segment-state/"
 SUBSCRIPTIONS = "/subscription/"
 CURSORS = "/cursor/"
+DELIVERY_COUNTS = "deliveries"
 GROUPS = "/group/"
 GROUP_OFFSETS = "/group-offset/"
 TOPICS = "/topic/"
@@ -74,7 +77,9 @@ QUOTA_USES = "/quota-use/"
 COORDINATORS = "/cluster/coordinator/"
 BROKERS = "/cluster/broker/"
 DRAINS = "/cluster/drain/"
+PROCESSES = "/cluster/process/"
 INCARNATION = "/cluster/incarnation"
+VERSION = "/cluster/version"
 GC_HORIZON = "/gc/horizon"
 GROUP_COMMIT_MARKERS = "/batch/"
 
@@ -289,7 +294,7 @@ def cursor_bucket(segment: str, subscription_name: str, incarnation: int, start:
 
 
 def delivery_counts(segment: str, subscription_name: str, incarnation: int) -> str:
-    return f"{cursor(segment, subscription_name, incarnation)}deliveries"
+    return f"{cursor(segment, subscription_name, incarnation)}{DELIVERY_COUNTS}"
 
 
 def group(name: str) -> str:
@@ -344,3 +349,7 @@ def quota_of_principal(name: str) -> str:
 
 def quota_use(process: str) -> str:
     return f"{QUOTA_USES}{escape(process)}"
+
+
+def process(process_id: str) -> str:
+    return f"{PROCESSES}{escape(process_id)}"

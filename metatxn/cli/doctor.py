@@ -96,6 +96,7 @@ def of_cluster(client: metatxn.Client, url: str, clock: Callable[[], float] = ti
         yield from _readiness(service)
     yield from clocks(seen)
     yield from versions(seen)
+    yield upgraded(client)
     unserved = list(unserved_segments(client, {each.url.rstrip("/") for each in cluster.brokers}))
     yield from (Checked("segments", each.about, "problem", each.problem, each.action) for each in unserved)
     if not unserved:
@@ -171,9 +172,20 @@ def versions(seen: Sequence[SeenService]) -> Iterator[Checked]:
             found.setdefault(service.status.version, []).append(service.about)
     if len(found) > 1:
         what = "; ".join(f"{version}: {', '.join(who)}" for version, who in sorted(found.items()))
-        yield Checked("version", "cluster", "problem", what, "Finish the upgrade: see docs/brokers.md.")
+        yield Checked("version", "cluster", "problem", what, "Finish the upgrade: see docs/upgrade.md.")
     elif found:
         yield Checked("version", "cluster", "ok", f"all run {next(iter(found))}")
+
+
+def upgraded(client: metatxn.Client) -> Checked:
+    try:
+        found = client.upgrade_status()
+    except metatxn.NotFound as error:
+        return Checked("upgrade", "cluster", "skipped", error.detail, error.action)
+    if found.version >= found.target:
+        return Checked("upgrade", "cluster", "ok", f"the cluster version is {found.version}")
+    what = f"the cluster version is {found.version}, and {found.target} is possible"
+    return Checked("upgrade", "cluster", "advice", what, "See `metatxn upgrade status`.")
 
 
 def of_credentials(

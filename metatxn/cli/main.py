@@ -24,6 +24,7 @@ from metatxn.cli import (
     tokens,
     topic,
     txn,
+    upgrade,
 )
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error, print_error_as_json
@@ -61,6 +62,7 @@ app.add_typer(quota.app, name="quota")
 app.add_typer(key.app, name="key")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="token")
+app.add_typer(upgrade.app, name="upgrade")
 
 
 def _print_version(wanted: bool) -> None:

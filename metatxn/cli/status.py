@@ -132,7 +132,7 @@ def _of_services(found: Findings) -> Iterator[HealthProblem]:
     versions = sorted({status.version for status in found.statuses})
     if len(versions) > 1:
         yield HealthProblem(
-            "cluster", f"versions differ: {', '.join(versions)}", "Finish the upgrade: see docs/brokers.md."
+            "cluster", f"versions differ: {', '.join(versions)}", "Finish the upgrade: see docs/upgrade.md."
         )
 
 

@@ -105,6 +105,8 @@ class Client(Facade[AsyncClient]):
     drain_broker = blocking(AsyncClient.drain_broker)
     undrain_broker = blocking(AsyncClient.undrain_broker)
     access = blocking(AsyncClient.access)
+    upgrade_status = blocking(AsyncClient.upgrade_status)
+    finalize_upgrade = blocking(AsyncClient.finalize_upgrade)
 
     producer = making(AsyncClient.producer, Producer)
     reader = blocking_making(AsyncClient.reader, Reader)

@@ -341,3 +341,47 @@ class TransactionKeyPage(BaseModel):
 
     items: list[TransactionKeyInfo]
     next_page_token: str | None = None
+
+
+class FinalizeRequest(RequestBody):
+    """`accept_absent`: go on although brokers that do not run own segments. They must never be started again with an
+    earlier release."""
+
+    model_config = example(accept_absent=False)
+
+    accept_absent: bool = False
+
+
+class UpgradeProcess(BaseModel):
+    """A running process: the release that it runs, and the highest cluster version that it speaks."""
+
+    service: str
+    url: str
+    release: str
+    speaks: int
+
+
+class UpgradeStatus(BaseModel):
+    """`version` is the cluster version, and `target` the one that the answering process speaks, which `release` was the
+    first to speak. `obstacles` say what is to be done before the version can become `target`, and `features` what that
+    will allow."""
+
+    model_config = example(
+        version=1,
+        target=2,
+        release="0.3.0",
+        processes=[
+            {"service": "coordinator", "url": "http://127.0.0.1:8470", "release": "0.3.0", "speaks": 2},
+            {"service": "broker", "url": "http://127.0.0.1:8471", "release": "0.2.0", "speaks": 1},
+        ],
+        obstacles=["broker http://127.0.0.1:8471 runs release 0.2.0: restart it with a release that speaks version 2"],
+        features=["policies of topics"],
+    )
+
+    version: int
+    target: int
+    release: str | None = None
+    finalized_ms: int | None = None
+    processes: list[UpgradeProcess]
+    obstacles: list[str]
+    features: list[str]

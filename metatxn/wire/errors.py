@@ -16,6 +16,7 @@
     ├── Unauthenticated            UNAUTHENTICATED
     ├── SegmentSealed              SEGMENT_SEALED
     ├── SegmentInUse               SEGMENT_IN_USE
+    ├── UpgradePending             UPGRADE_PENDING
     ├── NotOwner                   NOT_OWNER             retriable
     ├── PayloadTooLarge            PAYLOAD_TOO_LARGE
     ├── StoreUnavailable           STORE_UNAVAILABLE     retriable
@@ -50,6 +51,7 @@ class ErrorCode(StrEnum):
     UNAUTHENTICATED = "UNAUTHENTICATED"
     SEGMENT_SEALED = "SEGMENT_SEALED"
     SEGMENT_IN_USE = "SEGMENT_IN_USE"
+    UPGRADE_PENDING = "UPGRADE_PENDING"
     NOT_OWNER = "NOT_OWNER"
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
@@ -245,6 +247,15 @@ class SegmentInUse(MetatxnError):
     status = 409
     title = "Segment in use"
     action = "End what still needs the segment, and try again."
+
+
+class UpgradePending(MetatxnError):
+    """It needs a cluster version that nobody has finalized yet."""
+
+    code = ErrorCode.UPGRADE_PENDING
+    status = 409
+    title = "Upgrade pending"
+    action = "When every process runs the new release, run `metatxn upgrade finalize`."
 
 
 class NotOwner(MetatxnError):

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
+from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.calls import NO_TIME, Calls
@@ -35,6 +36,7 @@ from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexibl
 from metatxn_gateways.listener import FrameConnection, FrameServer, MalformedRequest, Reply
 from metatxn_gateways.serving import ServingBroker
 from participants.broker.broker import Broker
+from participants.common.versions import require
 
 DEFAULT_PORT = 9092
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
@@ -118,7 +120,7 @@ class KafkaListener:
         return self._advertise or f"{_in_url(host)}:{self._server.port}"
 
     async def start(self) -> None:
-        """Raises `OSError` if the port is in use, and the store's errors."""
+        """Raises `OSError` if the port is in use, UPGRADE_PENDING, and the store's errors."""
         async with AsyncExitStack() as stack:
             await self._start(stack)
             self._running = stack.pop_all()
@@ -126,6 +128,7 @@ class KafkaListener:
     async def _start(self, stack: AsyncExitStack) -> None:
         broker = self._service.broker
         assert broker is not None, "the broker has started"
+        await require(self._store, broker.version, Feature.KAFKA)
         self._cluster = cluster = KafkaCluster(broker, lambda: self.address)
         self._partitions = partitions = Partitions(broker)
         producers = Producers(self._store, Transactions(self._store, broker.clock))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
+from metastore.versions import Feature
 from metatxn.service.audited import audited
 from metatxn.service.http import PathText, problems
 from metatxn.service.listeners import UsedListener
@@ -11,6 +12,7 @@ from metatxn.wire.models import BrokerInfo
 from participants.api.rights import administering_cluster
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_asked, broker_info
+from participants.common.versions import require
 
 
 def add_broker_routes(api: APIRouter, broker: Broker) -> None:
@@ -30,7 +32,7 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
     @api.post(
         "/v1/brokers/{broker_id}/drain",
         tags=["brokers"],
-        responses=problems(307, 404, 422, 503, 504),
+        responses=problems(307, 404, 409, 422, 503, 504),
         dependencies=admin,
     )
     @audited("broker.drain")
@@ -40,6 +42,7 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
 
         The drain lasts until it is ended or, with an object store, until the process ends."""
         await assert_asked(broker, broker_id)
+        await require(broker.store, broker.version, Feature.DRAIN)
         await broker.announcement.drain()
         return broker_info(broker, listener)
 

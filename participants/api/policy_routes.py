@@ -40,7 +40,7 @@ def _topic_policy_routes(api: APIRouter, broker: Broker) -> None:
     @api.patch(
         "/v1/topics/{topic}",
         tags=["policies"],
-        responses=problems(404, 422, 503, 504),
+        responses=problems(404, 409, 422, 503, 504),
         dependencies=[on_topic("admin")],
     )
     @audited("policy.change", body=_SETTINGS)
@@ -58,7 +58,7 @@ def _namespace_policy_routes(api: APIRouter, broker: Broker) -> None:
         """Get the policy of a namespace, which counts where the policies of its topics say nothing."""
         return await broker.policies.of_namespace(f"{tenant}/{namespace}")
 
-    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504), dependencies=needed)
+    @api.patch(path, tags=["policies"], responses=problems(409, 422, 503, 504), dependencies=needed)
     @audited("policy.change", body=_SETTINGS)
     async def set_namespace_policy(tenant: NamespacePart, namespace: NamespacePart, request: TopicPolicy) -> PolicyInfo:
         """Change the policy of a namespace. What is not named stays as it is, and null removes a setting."""
@@ -74,7 +74,7 @@ def _cluster_policy_routes(api: APIRouter, broker: Broker) -> None:
         """Get the policy of the cluster, which counts where those of topics and namespaces say nothing."""
         return await broker.policies.of_cluster()
 
-    @api.patch(path, tags=["policies"], responses=problems(422, 503, 504), dependencies=needed)
+    @api.patch(path, tags=["policies"], responses=problems(409, 422, 503, 504), dependencies=needed)
     @audited("policy.change", body=_SETTINGS)
     async def set_cluster_policy(request: TopicPolicy) -> PolicyInfo:
         """Change the policy of the cluster. What is not named stays as it is, and null removes a setting."""

@@ -24,6 +24,7 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import Header
 from metastore.types import Revision
+from metastore.versions import ClusterVersion
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.retry import until_it_succeeds
 from metatxn.transport.api import Transport
@@ -104,13 +105,15 @@ class Broker:
         principal: str | None = None,
         providers: Providers | None = None,
         listeners: Mapping[str, str] | None = None,
+        cluster_version: ClusterVersion | None = None,
     ) -> None:
         self.store = store
         self.listeners = dict(listeners or {})
         """Its addresses for clients elsewhere, by the names of the listeners that they use."""
-        self.topics = Topics(store)
-        self.policies = Policies(store, self.topics)
-        self.schemas = SchemaVersions(store, self.topics, self.policies)
+        self.version = cluster_version or ClusterVersion()
+        self.topics = Topics(store, self.version)
+        self.policies = Policies(store, self.topics, self.version)
+        self.schemas = SchemaVersions(store, self.topics, self.policies, self.version)
         self.url = url
         self.storage = storage
         self.id = storage.storage_id if storage.exclusive else uuid.uuid4().hex
@@ -148,6 +151,7 @@ class Broker:
             self._providers.transaction_buffer,
             watermark,
             listeners=self.listeners,
+            version=self.version,
         )
         self.metrics = self._metrics = metrics
         self._upkeep: Upkeep | None = None
@@ -185,7 +189,8 @@ class Broker:
         return self._upkeep
 
     def _subscriptions_on(self, segment: Segment) -> SegmentSubscriptions:
-        return SegmentSubscriptions(segment, self.store, self._mirror, self._metrics, self._providers.pending_ack_store)
+        pending_acks = self._providers.pending_ack_store
+        return SegmentSubscriptions(segment, self.store, self._mirror, self._metrics, pending_acks, self.version)
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,10 @@ from metastore.txn import paths
 from metastore.txn.records.policies import PolicyRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Absent, AtVersion, Check, Record
+from metastore.versions import ClusterVersion, Feature
 from metatxn.wire.names import namespace_of
 from metatxn.wire.policies import EffectivePolicy, PolicyInfo, PolicySettings, Source, effective
+from participants.common.versions import require
 from participants.messages.topics import StoredTopic, Topics, not_found
 
 
@@ -31,9 +33,10 @@ class InForce:
 
 
 class Policies:
-    def __init__(self, store: MetadataStore, topics: Topics) -> None:
+    def __init__(self, store: MetadataStore, topics: Topics, version: ClusterVersion | None = None) -> None:
         self._store = store
         self._topics = topics
+        self._version = version or ClusterVersion()
         self._recent: dict[str, EffectivePolicy] = {}
 
     async def of_topic(self, name: str) -> PolicyInfo:
@@ -86,7 +89,8 @@ class Policies:
         return known
 
     async def change_topic(self, name: str, changes: Mapping[str, Any]) -> PolicyInfo:
-        """Replace the settings that `changes` names; None removes one. Raises NOT_FOUND."""
+        """Replace the settings that `changes` names; None removes one. Raises NOT_FOUND and UPGRADE_PENDING."""
+        await require(self._store, self._version, Feature.POLICIES)
         while True:
             stored: StoredTopic = await self._topics.get(name)
             policy = _changed(stored.topic.policy, changes)
@@ -119,6 +123,7 @@ class Policies:
         return await self.of_cluster()
 
     async def _change(self, key: str, changes: Mapping[str, Any]) -> None:
+        await require(self._store, self._version, Feature.POLICIES)
         while True:
             stored = await self._store.get(key)
             before = _decoded(stored)

@@ -17,12 +17,14 @@ from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records.topics import FormerSchema, SchemaHistory, TopicRecord
+from metastore.versions import ClusterVersion, Feature
 from metatxn.wire import errors
 from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, Message
 from metatxn.wire.columns import first_misfit
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.schemas import SchemaCheck, SchemaInfo, SchemaVersion
+from participants.common.versions import require
 from participants.messages import schemas
 from participants.messages.compatibility import Incompatible, incompatible
 from participants.messages.policies import InForce, Policies
@@ -34,8 +36,11 @@ MAX_FORMER_CHARACTERS = 100_000
 
 
 class SchemaVersions:
-    def __init__(self, store: MetadataStore, topics: Topics, policies: Policies) -> None:
+    def __init__(
+        self, store: MetadataStore, topics: Topics, policies: Policies, version: ClusterVersion | None = None
+    ) -> None:
         self._store = store
+        self._version = version or ClusterVersion()
         self._topics = topics
         self._policies = policies
 
@@ -58,8 +63,9 @@ class SchemaVersions:
         )
 
     async def replace(self, name: str, schema: pa.Schema, expected_version: int | None, now_ms: int) -> SchemaInfo:
-        """Make these columns the next version, unless they are the current one. Raises NOT_FOUND, SCHEMA_MISMATCH and
-        INVALID_ARGUMENT."""
+        """Make these columns the next version, unless they are the current one. Raises NOT_FOUND, SCHEMA_MISMATCH,
+        UPGRADE_PENDING and INVALID_ARGUMENT."""
+        await require(self._store, self._version, Feature.SCHEMA_VERSIONS)
         while True:
             found = await self._in_force(name)
             _assert_settable(found.topic, schema)
@@ -106,6 +112,8 @@ class SchemaVersions:
     async def _set(self, found: InForce, schema: pa.Schema, now_ms: int) -> TopicRecord | None:
         """The topic with this schema, or None if it or one of its policies has changed meanwhile."""
         topic = with_schema(found.topic, schema, now_ms)
+        if not self._version.allows(Feature.SCHEMA_VERSIONS):
+            topic = topic.model_copy(update={"schema_history": None})
         batch = self._store.batch().put(paths.topic(topic.name), topic.encode())
         for check in found.checks:
             batch.check(check)

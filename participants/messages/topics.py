@@ -15,11 +15,13 @@ from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import SchemaHistory, TopicRecord
 from metastore.types import Record
+from metastore.versions import ClusterVersion, Feature
 from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 from metatxn.wire.listeners import address_for
 from metatxn.wire.names import TopicFormat
 from metatxn.wire.names import segment_id as new_segment_id
+from participants.common.versions import require
 from participants.messages import schemas
 
 
@@ -30,8 +32,9 @@ class StoredTopic:
 
 
 class Topics:
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, version: ClusterVersion | None = None) -> None:
         self._store = store
+        self._version = version or ClusterVersion()
 
     async def create(
         self,
@@ -45,8 +48,11 @@ class Topics:
         """Create the topic and its segments in one apply. The segments belong to `storage` from the start. A topic that
         was deleted continues with its numbers of segments.
 
-        Raises ALREADY_EXISTS, and STORE_UNAVAILABLE while an earlier topic of this name is being deleted.
+        Raises ALREADY_EXISTS, UPGRADE_PENDING, and STORE_UNAVAILABLE while an earlier topic of this name is being
+        deleted.
         """
+        if format is not None:
+            await require(self._store, self._version, Feature.KAFKA)
         tombstone = await self._store.get(paths.topic(name))
         first = _next_segment(name, tombstone) if tombstone else await first_number(self._store)
         width = (HASH_RANGE_END + 1) / segments

@@ -28,10 +28,13 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.check import dump
+from metastore.errors import StoreTooNew
+from metastore.incarnation import version_of, with_barrier
 from metastore.txn import paths
 from metastore.txn.records.processes import Incarnation
 from metastore.txn.states import TxnState
 from metastore.types import Record
+from metastore.versions import SPEAKS, too_new
 from participants.ledger.directories import segment_directory
 from participants.ledger.storage import LedgerStorage
 from participants.restored.ledgers import FoundSegment, Ledgers, survey
@@ -117,8 +120,10 @@ class StoreRecovery:
             yield Difference("prepared transaction" if prepared else "open transaction", txn_id, then)
 
     async def recover(self, wishes: Wishes) -> Recovered:
-        """Recover the store. Raises `StillServed`, `OtherCluster` and `BackupTimeNeeded`. After `CheckFailed` (another
-        process writes meanwhile) or an error of the store or the storages it can be repeated."""
+        """Recover the store. Raises `StillServed`, `OtherCluster`, `StoreTooNew` and `BackupTimeNeeded`. After
+        `CheckFailed` (another process writes meanwhile) or an error of the store or the storages it can be repeated."""
+        if (version := await version_of(self._store)) > SPEAKS:
+            raise StoreTooNew(too_new(version))
         await self._until_nobody_is_announced()
         joined = await self._may_join()
         record, incarnation = await (self._reopened() if joined else self._begun())
@@ -152,7 +157,7 @@ class StoreRecovery:
     async def _announced(self) -> list[str]:
         return [
             record.key
-            for prefix in (paths.COORDINATORS, paths.BROKERS)
+            for prefix in (paths.COORDINATORS, paths.BROKERS, paths.PROCESSES)
             for record in (await self._store.scan(prefix)).records
         ]
 
@@ -165,7 +170,7 @@ class StoreRecovery:
         for storage, note in zip(self._storages, seen, strict=True):
             if note is not None and current is not None:
                 await self._assert_of_this_cluster(storage, note, current)
-        if current is None or current.went_back is not None or current.recovering or not seen:
+        if current is None or current.restored_how is not None or current.recovering or not seen:
             return False
         return all(note is not None and note.incarnation in (current.earlier or ()) for note in seen)
 
@@ -196,12 +201,15 @@ class StoreRecovery:
             if note is not None and note.incarnation not in earlier:
                 earlier = (note.incarnation, *earlier)
         now_ms = self._clock()
-        new = Incarnation(
-            id=secrets.token_hex(16),
-            begun_ms=now_ms,
-            earlier=earlier[:INCARNATIONS_KEPT],
-            recovered_ms=now_ms,
-            recovering=True,
+        new = with_barrier(
+            Incarnation(
+                id=secrets.token_hex(16),
+                begun_ms=now_ms,
+                earlier=earlier[:INCARNATIONS_KEPT],
+                recovered_ms=now_ms,
+                recovering=True,
+            ),
+            await version_of(self._store),
         )
         return await self._put(record, new), new
 

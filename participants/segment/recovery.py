@@ -27,13 +27,16 @@ from functools import partial
 
 from metastore.api import MetadataStore
 from metastore.clock import Clock
+from metastore.errors import StoreTooNew
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.operations import Outcome, WriteOp, decode_op
+from metastore.txn.records.processes import VersionRecord
 from metastore.txn.records.segments import LedgerRecord, OwnerRecord, SegmentRecord
 from metastore.txn.records.transactions import Header
-from metastore.types import AtVersion, Record
+from metastore.types import Absent, AtVersion, Check, Record
+from metastore.versions import SPEAKS, ClusterVersion, Feature, too_new
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
@@ -93,6 +96,7 @@ class SegmentContext:
     indexing: asyncio.Semaphore = field(default_factory=indexing_limit)
     rewriting: RewritingLimit = field(default_factory=RewritingLimit)
     listeners: dict[str, str] = field(default_factory=dict)
+    version: ClusterVersion = field(default_factory=ClusterVersion)
 
 
 async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
@@ -130,11 +134,16 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     rewriting = RewritingContext(context.store, context.storage, context.rewriting, context.metrics)
     indexing = IndexingContext(context.store, context.storage, context.indexing)
 
-    async def rewrite() -> None:
-        await rewrite_hidden(segment, rewriting)
-        await compact(segment, rewriting, context.clock())
+    async def index() -> None:
+        if context.version.allows(Feature.HIDDEN_INDEXES):
+            await tend(segment, indexing)
 
-    segment.on_tend = partial(tend, segment, indexing)
+    async def rewrite() -> None:
+        if context.version.allows(Feature.REWRITING):
+            await rewrite_hidden(segment, rewriting)
+            await compact(segment, rewriting, context.clock())
+
+    segment.on_tend = index
     segment.on_rewrite = rewrite
     segment.attached = context.attach(segment)
     try:
@@ -157,8 +166,9 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
 
 async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, SegmentRecord, Ownership]:
     segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
-    snapshot = await context.store.get_many([segment_key, owner_key])
+    snapshot = await context.store.get_many([segment_key, owner_key, paths.VERSION])
     segment_record, owner_record = snapshot.records[segment_key], snapshot.records[owner_key]
+    version = spoken(snapshot.records[paths.VERSION])
     if segment_record is None:
         raise SegmentUnavailable(f"segment {segment_id} does not exist")
     record = SegmentRecord.decode(segment_record.value)
@@ -176,7 +186,7 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
         broker=context.broker, url=context.url, generation=generation, listeners=context.listeners or None
     ).encode()
     # The planned ledger of an earlier opening must not be deleted if it was recorded after the record was read.
-    batch = context.store.batch().check(AtVersion(segment_key, segment_record.version))
+    batch = context.store.batch().check(AtVersion(segment_key, segment_record.version)).check(version)
     if owner_record:
         batch.replace(owner_record, value)
     else:
@@ -184,6 +194,17 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
     applied = await context.store.apply(batch)
     former = owner.broker if owner is not None and owner.broker != context.broker else ""
     return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision), former or None)
+
+
+def spoken(stored: Record | None) -> Check:
+    """That the cluster version is still the one that was read. A process that was frozen while it was raised takes no
+    segment whose forms it does not know. Raises `StoreTooNew`."""
+    if stored is None:
+        return Absent(paths.VERSION)
+    version = VersionRecord.decode(stored.value).version
+    if version > SPEAKS:
+        raise StoreTooNew(too_new(version))
+    return AtVersion(paths.VERSION, stored.version)
 
 
 async def _refuse_unknown_ledgers(segment_id: str, record: SegmentRecord, storage: LedgerStorage) -> None:

@@ -32,6 +32,7 @@ from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
 from metastore.types import Absent, Batch, FirstVersion
+from metastore.versions import ClusterVersion, Feature
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from metatxn.wire.broker import ReadMessage
@@ -106,6 +107,7 @@ class SegmentSubscription:
         op_numbers: Iterator[int],
         metrics: BrokerMetrics,
         message_counts: MessageCounts,
+        version: ClusterVersion,
     ) -> None:
         """`op_numbers` never repeat while this broker owns the segment, even if this object is replaced."""
         self.segment = segment
@@ -113,6 +115,7 @@ class SegmentSubscription:
         self.cursor = cursor
         self.pending = pending
         keyed = definition.record.type == "key_shared"
+        counted = definition.record.max_redeliveries is not None and version.allows(Feature.DELIVERY_COUNTS)
         self.deliveries = (KeyedDeliveries if keyed else Deliveries)(
             cursor.mark_delete, Redelivery.of(definition.record), counts
         )
@@ -127,7 +130,7 @@ class SegmentSubscription:
             self.deliveries,
             message_counts,
             IsolatedView(segment, uncommitted=definition.uncommitted),
-            counts if definition.record.max_redeliveries is not None else None,
+            counts if counted else None,
             assert_serving=self.assert_serving,
             on_dead=lambda places: self.on_dead(self, places),
             persist=lambda: self._cursor_store.persist(),

@@ -14,6 +14,7 @@ from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
 from metastore.txn.records.subscriptions import MarkDelete
 from metastore.types import Record
+from metastore.versions import ClusterVersion
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
@@ -39,12 +40,14 @@ class SegmentSubscriptions:
         mirror: HeaderMirror,
         metrics: BrokerMetrics,
         open_pending_acks: OpenPendingAcks,
+        version: ClusterVersion | None = None,
     ) -> None:
         self._segment = segment
         self._store = store
         self._mirror = mirror
         self._metrics = metrics
         self._open_pending_acks = open_pending_acks
+        self._version = version or ClusterVersion()
         self._op_numbers = count(1)
         self._open: dict[str, SegmentSubscription] = {}
         self.on_close: dict[str, Callable[[], None]] = {}
@@ -94,6 +97,7 @@ class SegmentSubscriptions:
                 op_numbers=self._op_numbers,
                 metrics=self._metrics,
                 message_counts=self._message_counts[definition.uncommitted],
+                version=self._version,
             )
             try:
                 await found.adopt()

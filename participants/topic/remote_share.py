@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
+from metastore.versions import ClusterVersion, Feature
 from metatxn.wire.broker import RedeliverAnswer, SubscriptionSegment
 from metatxn.wire.names import MessageId
 from participants.broker.peers import Peer
@@ -19,14 +20,22 @@ from participants.subscription.taking import DeliveredMessage, Taker
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 
 _SEGMENTS = TypeAdapter(list[SubscriptionSegment])
+_NEW_WHEN_TAKING = {"home_segment", "most_held"}
+_NEW_WHEN_WAITING = {"session", "sessions"}
+"""The members that release 0.2.0 does not know."""
 
 
 class RemoteShare:
-    """`segments` are those that the broker owns, as far as is known here. Raises as `Peer.request` does."""
+    """`segments` are those that the broker owns, as far as is known here. Raises as `Peer.request` does.
 
-    def __init__(self, peer: Peer, definition: Definition, segments: Iterable[str]) -> None:
+    A broker refuses members of a request that it does not know. So what release 0.2.0 does not know is left out as long
+    as the cluster `version` allows for brokers of it.
+    """
+
+    def __init__(self, peer: Peer, definition: Definition, segments: Iterable[str], version: ClusterVersion) -> None:
         self._peer = peer
         self._definition = definition
+        self._version = version
         self.segments = list(segments)
 
     @property
@@ -48,7 +57,7 @@ class RemoteShare:
             max_bytes=wanted.max_bytes,
             most_held=wanted.most_held,
         )
-        content = await self._post("take", request.model_dump())
+        content = await self._post("take", request.model_dump(exclude=self._without(_NEW_WHEN_TAKING)))
         answer = ShareTakeAnswer.model_validate_json(content)
         each_bytes = len(content) // max(1, len(answer.messages))
         messages = [DeliveredMessage(message, each_bytes) for message in answer.messages]
@@ -62,7 +71,9 @@ class RemoteShare:
             session=taker.session if taker is not None else None,
             sessions=list(taker.present) if taker is not None else None,
         )
-        await self._post("wait", request.model_dump(), reads=True, wait_s=wait_s)
+        await self._post(
+            "wait", request.model_dump(exclude=self._without(_NEW_WHEN_WAITING)), reads=True, wait_s=wait_s
+        )
 
     async def acknowledge(self, request: AckRequest) -> None:
         kind = "cumulative" if request.cumulative or request.up_to else "individual"
@@ -87,6 +98,9 @@ class RemoteShare:
 
     async def drop(self) -> None:
         await self._peer.request("DELETE", self._path(), self._name, reads=False)
+
+    def _without(self, new: set[str]) -> set[str] | None:
+        return None if self._version.allows(Feature.SHARES) else new
 
     async def _post(
         self, verb: str, body: Mapping[str, Any], *, reads: bool = False, wait_s: float = 0

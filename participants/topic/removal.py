@@ -23,11 +23,13 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
+from metastore.versions import Feature
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.wire import errors
 from metatxn.wire.names import number_of_segment
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
+from participants.common.versions import require
 from participants.ledger.storage import LedgerError
 from participants.messages.topics import StoredTopic
 from participants.segment.segment import Segment
@@ -87,9 +89,10 @@ class Removal:
         """Drop what is left in a sealed segment that is served here, and remove it. That it is already removed is no
         error.
 
-        Raises SEGMENT_IN_USE, which names what still needs it; NOT_FOUND, NOT_OWNER, STORE_UNAVAILABLE. After an error
-        that is not definite it can be repeated.
+        Raises SEGMENT_IN_USE, which names what still needs it; UPGRADE_PENDING, NOT_FOUND, NOT_OWNER,
+        STORE_UNAVAILABLE. After an error that is not definite it can be repeated.
         """
+        await require(self._store, self._broker.version, Feature.REMOVAL)
         try:
             segment = await self._broker.segment(segment_id)
         except errors.NotFound:
@@ -115,6 +118,8 @@ class Removal:
     async def look(self) -> None:
         """Remove what can be removed of the segments that are served here. What was never written to is removed if the
         policy of its topic drops anything. Raises the store's errors."""
+        if not self._broker.version.allows(Feature.REMOVAL):
+            return
         await self._learn_children()
         bare = [each for each in self._broker.served.values() if each.record.is_bare and each.record.children]
         unused = {each.record.topic for each in bare if each.record.trimmed_up_to is None}

@@ -96,5 +96,8 @@ async def _look(
             continue
         part = parts[segment_id] = await subscriptions_of(segment).get(definition)
         part.on_dead = dead_letters.send
-    remote = [RemoteShare(broker.peer(url, authorization), definition, found) for url, found in elsewhere.items()]
+    remote = [
+        RemoteShare(broker.peer(url, authorization), definition, found, broker.version)
+        for url, found in elsewhere.items()
+    ]
     return SubscriptionShares(definition, parts, remote, missing)

@@ -16,11 +16,13 @@ from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import Record
+from metastore.versions import Feature, features_of
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId, number_of_segment
 from participants.broker.broker import Broker
+from participants.common.versions import require
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
@@ -64,7 +66,9 @@ class Subscriptions:
         self, topic: str, name: str, wanted: SubscriptionRecord, authorization: str | None = None
     ) -> Subscription:
         """Create the subscription that `wanted` describes (except for its incarnation). Raises ALREADY_EXISTS if
-        another one has the name, NOT_FOUND without the topic, and NOT_OWNER."""
+        another one has the name, NOT_FOUND without the topic, UPGRADE_PENDING, and NOT_OWNER."""
+        for feature in features_of(wanted):
+            await require(self._broker.store, self._broker.version, feature)
 
         async def ends() -> Mapping[str, Place]:
             """After everything that readers can see. What becomes visible later belongs to the subscription."""
@@ -114,8 +118,10 @@ class Subscriptions:
         """Move the subscription (see `seeking`). Returns it with the ids of the transactions that `force` has aborted.
 
         Raises TXN_CONFLICT if an open transaction has acknowledged messages, unless `force`; INVALID_ARGUMENT for wrong
-        positions; NOT_FOUND, NOT_OWNER and STORE_UNAVAILABLE. After an error that is not definite it can be repeated.
+        positions; UPGRADE_PENDING, NOT_FOUND, NOT_OWNER and STORE_UNAVAILABLE. After an error that is not definite it
+        can be repeated.
         """
+        await require(self._broker.store, self._broker.version, Feature.SEEK)
         home, broker = await home_of(self._broker, topic), self._broker
         known = await self._definitions.get(topic, name)
         await places_of(target, broker, topic, authorization)  # a wrong request has no effect
@@ -140,7 +146,7 @@ class Subscriptions:
         others = {error.owner_url for error in await self._drop_here(dropped) if isinstance(error, errors.NotOwner)}
         for url in others:
             with suppress(errors.MetatxnError):
-                await RemoteShare(self._broker.peer(url, authorization), dropped, ()).drop()
+                await RemoteShare(self._broker.peer(url, authorization), dropped, (), self._broker.version).drop()
 
     # -- anywhere ----------------------------------------------------------------------------------------------
 

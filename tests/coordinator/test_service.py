@@ -16,6 +16,8 @@ from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
+from metastore.txn.records.processes import ProcessRecord
+from metastore.versions import SPEAKS
 from tests.coordinator.conftest import FakeClock
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
@@ -37,6 +39,21 @@ async def test_it_announces_itself_and_withdraws(truth: MemoryStore) -> None:
     await first.stop()
     await first.stop()
     assert (await truth.scan(paths.COORDINATORS)).records == []
+
+
+async def test_it_is_announced_before_it_reads_the_cluster_version(store: FaultyStore) -> None:
+    """So whoever raises the version meanwhile finds it (DESIGN §12)."""
+    service = CoordinatorService(store, port=0)
+    found: list[ProcessRecord] = []
+
+    async def look() -> None:
+        found.extend(ProcessRecord.decode(each.value) for each in (await store.truth.scan(paths.PROCESSES)).records)
+
+    store.before_reads.append(look)
+    await service.start()
+    assert [(each.service, each.url, each.speaks) for each in found] == [("coordinator", service.url, SPEAKS)]
+    await service.stop()
+    assert (await store.truth.scan(paths.PROCESSES)).records == []
 
 
 async def test_it_sweeps_while_it_serves(truth: MemoryStore) -> None:

@@ -104,7 +104,7 @@ async def test_a_store_that_went_back_is_refused_by_everybody(truth: MemoryStore
     await saw.guard.look()
     backup.restore(truth)
     await saw.guard.look()
-    assert saw.store.refusal is not None and "went back in time: it was at revision 5" in saw.store.refusal
+    assert saw.store.refusal is not None and "went back in time: it was at revision 6" in saw.store.refusal
     assert saw.said == [saw.store.refusal]
     with pytest.raises(StoreWentBack, match="metatxn store recover"):
         await saw.store.get("/anything")

@@ -45,7 +45,7 @@ def test_a_development_server_is_in_order(dev: DevServer, monkeypatch: pytest.Mo
     lines = [line.split() for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
     assert {line[0]: line[1] for line in lines[1:] if line[0] != "store"} == dict.fromkeys(
-        ("address", "ready", "clock", "version", "segments", "transactions"), "ok"
+        ("address", "ready", "clock", "version", "upgrade", "segments", "transactions"), "ok"
     )
     as_json = json.loads(run_here("doctor", "-o", "json", METATXN_URL=dev.coordinator_url).stdout)
     assert [each["verdict"] for each in as_json if each["what"] == "the store itself was not examined"] == ["skipped"]
@@ -76,6 +76,18 @@ def test_each_check_of_a_healthy_cluster_says_that_it_has_looked() -> None:
 )
 def test_what_services_tell(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert wrong(Services(**changes)) == expected
+
+
+def test_an_upgrade_that_was_not_finalized_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    services, old = Services(), metatxn.UpgradeStatus(version=1, target=2, processes=[], obstacles=[], features=[])
+    monkeypatch.setattr(services, "upgrade_status", lambda: old)
+    assert [each for each in found(services) if each[0] == "upgrade"] == [("upgrade", "cluster", "advice")]
+
+    def unknown() -> metatxn.UpgradeStatus:
+        raise metatxn.NotFound("every coordinator runs release 0.2.0")
+
+    monkeypatch.setattr(services, "upgrade_status", unknown)
+    assert [each for each in found(services) if each[0] == "upgrade"] == [("upgrade", "cluster", "skipped")]
 
 
 def test_the_way_of_an_answer_is_no_skew() -> None:

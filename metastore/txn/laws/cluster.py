@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from metastore.txn import paths
 from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, named, parsed_key, parsed_number
-from metastore.txn.laws.remedies import RECOVER
-from metastore.txn.records.processes import DrainRecord, Incarnation
+from metastore.txn.laws.remedies import RECOVER, RESTORE
+from metastore.txn.records.processes import DrainRecord, Incarnation, VersionRecord
 from metastore.txn.records.transactions import GcHorizon
 from metastore.types import Record
+from metastore.versions import FIRST, SPEAKS, too_new
 
 
 def sequence_value(value: bytes) -> int:
@@ -39,8 +40,18 @@ def incarnation_law(record: Record, view: View) -> Problems:
     incarnation = decoded(record, Incarnation.decode)
     if incarnation.recovering:
         yield "the recovery of a restored store has begun but has not ended", RECOVER
-    elif incarnation.went_back is not None:
-        yield f"the store was restored from a backup: {incarnation.went_back}", RECOVER
+    elif incarnation.restored_how is not None:
+        yield f"the store was restored from a backup: {incarnation.restored_how}", RECOVER
+
+
+def version_law(record: Record, view: View) -> Problems:
+    if record.key != paths.VERSION:
+        raise MalformedKeyError(f"expected {paths.VERSION}")
+    version = decoded(record, VersionRecord.decode).version
+    if version < FIRST:
+        yield f"there is no cluster version {version}", RESTORE
+    elif version > SPEAKS:
+        yield too_new(version), "Check the store with a later release; what this one says of it may be wrong."
 
 
 def drain_law(record: Record, view: View) -> Problems:

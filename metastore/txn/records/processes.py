@@ -1,4 +1,4 @@
-"""The records of the cluster: the running services, and the incarnation of the store."""
+"""The records of the cluster: the running services, the incarnation of the store, and the cluster version."""
 
 from __future__ import annotations
 
@@ -34,6 +34,28 @@ class DrainRecord(JsonRecord):
     since_ms: int
 
 
+class ProcessRecord(JsonRecord):
+    """`/cluster/process/<id>`: an ephemeral record of a running service, under the same id as its announcement as a
+    coordinator or a broker. It is there before the process reads the cluster version. `speaks` is the highest version
+    that the process knows (see `metastore.versions`). Processes of release 0.2.0 have no such record."""
+
+    service: str
+    url: str
+    release: str
+    speaks: int
+
+
+class VersionRecord(JsonRecord):
+    """`/cluster/version`: the cluster version, and when it was raised last.
+
+    Every process that starts writes the record again, as it was, after it was announced; so whoever raises the version
+    cannot overlook a process.
+    """
+
+    version: int
+    finalized_ms: int | None = None
+
+
 class Incarnation(JsonRecord):
     """`/cluster/incarnation`: one life of the store, from its first start, or its recovery, to the next recovery.
 
@@ -41,6 +63,9 @@ class Incarnation(JsonRecord):
     latest first, and `recovered_ms` is the time of the latest recovery: new counters begin there. `went_back` says how
     a process detected that the store had been restored from a backup: then no process serves it before it has been
     recovered. `recovering` is set during the recovery.
+
+    With a `barrier`, the store has not gone back: `went_back` is then addressed to processes of release 0.2.0, which
+    know no cluster version, and must not serve a store of a later one.
     """
 
     id: str
@@ -49,3 +74,9 @@ class Incarnation(JsonRecord):
     recovered_ms: int | None = None
     went_back: str | None = None
     recovering: bool | None = None
+    barrier: bool | None = None
+
+    @property
+    def restored_how(self) -> str | None:
+        """How it was detected that the store was restored from a backup, if that was detected."""
+        return None if self.barrier else self.went_back

@@ -23,6 +23,7 @@ from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.schemas import SCHEMAS
 from tests.mutants.guards.service import SERVICE
+from tests.mutants.guards.versions import VERSIONS
 
 GUARDS = (
     *SERVICE,
@@ -46,4 +47,5 @@ GUARDS = (
     *CONSOLE,
     *GATEWAYS,
     *PULSAR,
+    *VERSIONS,
 )

@@ -23,8 +23,8 @@ METASTORE = (
         "restored-store-is-served",
         "a store that is behind what was seen of it is served no more",
         _INCARNATION,
-        "if revision < known:",
-        "if revision < 0:",
+        "if snapshot.revision < known:",
+        "if snapshot.revision < 0:",
         tests=("tests/metastore/test_incarnation.py::test_a_store_that_went_back_is_refused_by_everybody",),
     ),
     Mutant(

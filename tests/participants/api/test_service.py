@@ -5,6 +5,7 @@ Method: a real server on a free port, over a store with faults.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.processes import ProcessRecord
+from metastore.versions import SPEAKS
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageLocked
 from participants.ledger.watermark import Space
@@ -44,6 +47,21 @@ async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_pa
                 assert (broker["url"], broker.get("kafka")) == (service.url, kafka)
         await service.stop()
         assert (await world.store.scan(paths.BROKERS)).records == []
+
+
+async def test_it_is_announced_before_it_reads_the_cluster_version(world: World, tmp_path: Path) -> None:
+    """So whoever raises the version meanwhile finds it (DESIGN §12)."""
+    service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+    reading = world.store.hold_read(lambda wanted: paths.VERSION in wanted, unread=True)
+    starting = asyncio.create_task(service.start())
+    await reading.reached.wait()
+    (announced,) = (await world.store.inner.scan(paths.PROCESSES)).records
+    reading.go.set()
+    await starting
+    process = ProcessRecord.decode(announced.value)
+    assert (process.service, process.url, process.speaks) == ("broker", service.url, SPEAKS)
+    await service.stop()
+    assert (await world.store.inner.scan(paths.PROCESSES)).records == []
 
 
 async def test_a_disk_above_the_watermark_is_shown_and_the_broker_is_ready(world: World, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import OwnerRecord
+from metastore.versions import FIRST, SPEAKS
 from metatxn.wire import errors
 from participants.broker import placement
 from participants.broker.broker import Broker
@@ -305,8 +306,13 @@ async def test_a_stop_drains_in_time(world: World, tmp_path: Path) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         (await http.post(f"{first.url}/v1/topics", json={"name": "t"})).raise_for_status()
     (name,) = first.broker.served
+    first.broker.version.current = FIRST
+    await first.before_stop()
+    assert not first.broker.announcement.draining, "brokers of release 0.2.0 would not take what it gives up"
+    first.broker.version.learn(SPEAKS)
     record = BrokerRecord(url="http://dead", storage=first.broker.storage.storage_id)
     await world.store.ephemeral(paths.broker_process("dead"), record.encode(), 10_000)
     await first.before_stop()
+    assert first.broker.announcement.draining
     await first.stop()
     assert await owner_of(world, name) == OwnerRecord(broker="", url="", generation=1)

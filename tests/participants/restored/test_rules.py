@@ -10,17 +10,18 @@ import pytest
 
 from metastore.backends.memory import MemoryStore
 from metastore.check import StoreCheck
-from metastore.errors import StoreWentBack
+from metastore.errors import StoreTooNew, StoreWentBack
 from metastore.incarnation import IDS_PER_MS, IncarnationGuard
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
-from metastore.txn.records.processes import Incarnation
+from metastore.txn.records.processes import Incarnation, VersionRecord
 from metastore.txn.records.segments import LedgerRecord, MergeClaim, OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, begin, read_transaction
 from metastore.types import Applied, Batch
+from metastore.versions import FIRST, SPEAKS
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -227,6 +228,28 @@ async def test_nothing_is_recovered_while_a_service_runs(store: MemoryStore, mon
             await StoreRecovery(store, [], lambda: NOW_MS).recover(Wishes())
         assert await store.current_revision() == there.revision
         await store.apply(store.batch().delete(key))
+
+
+@pytest.mark.parametrize("version", [FIRST, SPEAKS])
+async def test_release_0_2_0_is_kept_out_of_a_recovered_store(store: MemoryStore, version: int) -> None:
+    """As before, by a text that only it takes for the reason not to start."""
+    await put(store, paths.VERSION, VersionRecord(version=version).encode())
+    await StoreRecovery(store, [], lambda: NOW_MS).recover(Wishes())
+    guard = IncarnationGuard(store, lambda: NOW_MS)
+    await guard.start()
+    await guard.stop()
+    record = await store.get(paths.INCARNATION)
+    assert record is not None
+    incarnation = Incarnation.decode(record.value)
+    assert (incarnation.went_back is not None) is (version > FIRST)
+    assert guard.version.current == version
+
+
+async def test_a_store_of_a_later_release_is_not_recovered(store: MemoryStore) -> None:
+    await put(store, paths.VERSION, VersionRecord(version=SPEAKS + 1).encode())
+    with pytest.raises(StoreTooNew):
+        await StoreRecovery(store, [], lambda: NOW_MS).recover(Wishes())
+    assert await store.get(paths.INCARNATION) is None
 
 
 async def test_the_storage_of_another_cluster_is_not_recovered(store: MemoryStore, storage: LocalStorage) -> None:
