@@ -13,6 +13,7 @@ KAFKA := build/kafka/.ready
 SPARK_KAFKA := build/spark-kafka/.ready
 PULSAR := build/pulsar/.ready
 SPARK_WITH_KAFKA := 4.2.0
+PREVIOUS := 3be084e
 STORE ?= sqlite
 MINUTES ?= 10
 SEEDS ?= 300
@@ -24,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -76,6 +77,17 @@ simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOA
 
 mutants: setup  ## Deliberate bugs, each of which a test or the simulation has to find; writes their table (NAME=one)
 	$(BIN)/python -m tests.mutants $(NAME)
+
+upgrade-test: setup build/previous/.ready  ## The previous release beside this one, forth and back under load (MINUTES=10, MIX=upgrade-local, SEED=7)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --mix $(or $(MIX),upgrades) $(if $(SEED),--seed $(SEED))
+
+# The commit that docs/design.md names in its section on versions.
+build/previous/.ready:
+	rm -rf $(@D) && mkdir -p $(@D)/source
+	git archive $(PREVIOUS) | tar -x -C $(@D)/source
+	$(PYTHON) -m venv $(@D)/venv
+	$(@D)/venv/bin/python -m pip install --quiet --no-compile $(abspath $(@D))/source
+	touch $@
 
 chaos: setup  ## Real processes are killed, frozen and cut off (MINUTES=10, MIX=etcd, SEED=7)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(MIX),--mix $(MIX)) $(if $(SEED),--seed $(SEED))

@@ -27,7 +27,7 @@ from functools import partial
 
 from metastore.api import MetadataStore
 from metastore.clock import Clock
-from metastore.errors import StoreTooNew
+from metastore.errors import CheckFailed, StoreTooNew
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.laws.remedies import RECOVER
@@ -103,7 +103,9 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     """Open a segment. Raises `SegmentUnavailable`; `LedgerError` if the data is damaged, missing or short (it never
     recovers as empty); `CheckFailed` if another broker was faster; and the store's errors. The call can be repeated
     safely."""
-    stored, record, ownership = await _claim(segment_id, context)
+    while (claimed := await _claim(segment_id, context)) is None:
+        pass  # each time another process has started meanwhile
+    stored, record, ownership = claimed
     sealed, record = await _seal_ledgers(segment_id, record, context)
     record = await without_planned(segment_id, record, context.storage)
     open_ledger = None
@@ -164,7 +166,8 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
     return segment
 
 
-async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, SegmentRecord, Ownership]:
+async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, SegmentRecord, Ownership] | None:
+    """Take the segment. Returns None if the record of the cluster version was written since it was read."""
     segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
     snapshot = await context.store.get_many([segment_key, owner_key, paths.VERSION])
     segment_record, owner_record = snapshot.records[segment_key], snapshot.records[owner_key]
@@ -191,7 +194,12 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
         batch.replace(owner_record, value)
     else:
         batch.create(owner_key, value)
-    applied = await context.store.apply(batch)
+    try:
+        applied = await context.store.apply(batch)
+    except CheckFailed as lost:
+        if lost.check == version:
+            return None
+        raise
     former = owner.broker if owner is not None and owner.broker != context.broker else ""
     return segment_record, record, Ownership(generation, AtVersion(owner_key, applied.revision), former or None)
 

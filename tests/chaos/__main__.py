@@ -10,18 +10,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.mixes import DEFAULT, MIXES
+from tests.chaos.mixes import DEFAULT, GROUPS, MIXES
 from tests.chaos.run import run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of faults, in all")
-    parser.add_argument("--mix", choices=sorted(MIXES), help=f"otherwise one after another: {', '.join(DEFAULT)}")
+    choices = [*sorted(MIXES), *GROUPS]
+    parser.add_argument("--mix", choices=choices, help=f"otherwise one after another: {', '.join(DEFAULT)}")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 20))
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nobody leaves processes and mounts behind
-    mixes = [arguments.mix] if arguments.mix else list(DEFAULT)
+    mixes = GROUPS.get(arguments.mix, [arguments.mix]) if arguments.mix else DEFAULT
     reports = []
     for mix in mixes:
         directory = Path(tempfile.mkdtemp(prefix=f"metatxn-chaos-{mix}-{arguments.seed}-"))

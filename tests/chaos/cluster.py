@@ -19,6 +19,7 @@ from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from tests.bounds import ledger_bytes
 from tests.chaos.disk import Disk
 from tests.chaos.mixes import Fault, Mix
+from tests.chaos.releases import client_of_the_previous_release, of_the_previous_release
 from tests.chaos.schedule import CLIENTS, COORDINATORS, DISKS, SERVICES, members
 from tests.chaos.service import Service
 from tests.metastore.storms.relay import Relay
@@ -58,6 +59,9 @@ class Cluster:
         self.disks: dict[str, Disk] = {}
         self.died: Counter[str] = Counter()
         self._ports = {name: free_port() for name in SERVICES}
+        self.of_previous: set[str] = {*SERVICES, *CLIENTS} if mix.upgrade else set()
+        """The processes that run the previous release, once they are launched again."""
+        self.changed_release: Counter[str] = Counter()
 
     @property
     def everyone(self) -> dict[str, Member | Service]:
@@ -130,30 +134,50 @@ class Cluster:
 
     def _service(self, name: str) -> list[str]:
         role = name.partition("-")[0]
+        if name in self.of_previous:
+            return of_the_previous_release(role, self._options(name))
+        return [sys.executable, "-m", "tests.chaos.bounded", str(self._seed), role, *self._options(name)]
+
+    def _options(self, name: str) -> list[str]:
         endpoints = ",".join(f"127.0.0.1:{self.ways[f'{name}>{member}'].port}" for member in self.members)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.chaos.bounded",
-            str(self._seed),
-            role,
-            "--store",
-            f"{self.mix.store}://{endpoints}/chaos",
-            "--port",
-            str(self._ports[name]),
-        ]
-        command += ["--advertise-url", self._advertised(name)]
+        options = ["--store", f"{self.mix.store}://{endpoints}/chaos", "--port", str(self._ports[name])]
+        options += ["--advertise-url", self._advertised(name)]
         if name in COORDINATORS:
-            return command + SWEEPS
-        command += ["--max-ledger-bytes", str(ledger_bytes(self._seed, DEFAULT_MAX_LEDGER_BYTES))]
-        command += ["--disk-watermark", str(100 if self._seed % 2 else DEFAULT_PERCENT)]
+            return options + SWEEPS
+        options += ["--max-ledger-bytes", str(ledger_bytes(self._seed, DEFAULT_MAX_LEDGER_BYTES))]
+        options += ["--disk-watermark", str(100 if self._seed % 2 else DEFAULT_PERCENT)]
         if self.mix.ledgers == "shared":
-            return [*command, "--storage", f"file://{self.disks[DISKS].path / 'objects'}"]
-        return [*command, "--data-dir", str(self.disks[DISKS].path / name)]
+            return [*options, "--storage", f"file://{self.disks[DISKS].path / 'objects'}"]
+        return [*options, "--data-dir", str(self.disks[DISKS].path / name)]
 
     def _client(self, name: str) -> list[str]:
-        module = [sys.executable, "-m", "tests.chaos.client"]
-        return [*module, ",".join(self.urls), str(self.histories), name, str(self._seed)]
+        arguments = [",".join(self.urls), str(self.histories), name, str(self._seed)]
+        if name in self.of_previous:
+            return client_of_the_previous_release(arguments)
+        return [sys.executable, "-m", "tests.chaos.client", *arguments]
+
+    # -- releases ----------------------------------------------------------------------------------------------
+
+    async def upgrade_or_back(self, name: str) -> None:
+        """Restart a process with the other release; every second time it is killed instead of stopped."""
+        process = self.services.get(name) or self.clients[name]
+        if self.changed_release[name] % 2:
+            process.kill()
+        else:
+            await process.stop()
+        self.changed_release[name] += 1
+        self.of_previous ^= {name}
+        process.launch()
+
+    async def refuses_the_previous_release(self, name: str) -> str:
+        """What a service of the previous release says that is started too late, instead of this one."""
+        await self.services[name].stop()
+        late = await asyncio.create_subprocess_exec(
+            *of_the_previous_release(name.partition("-")[0], self._options(name)), stderr=asyncio.subprocess.PIPE
+        )
+        said = (await late.communicate())[1].decode()
+        self.services[name].launch()
+        return said if late.returncode else ""
 
     # -- waiting, for whoever sets a limit ---------------------------------------------------------------------
 

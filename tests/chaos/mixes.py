@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -12,6 +12,7 @@ class Fault(StrEnum):
     KILL = "kill -9"
     RESTARTS = "restart storm"
     STOP = "SIGTERM"
+    RELEASE = "the other release"
     DRAIN = "drained"
     FREEZE = "SIGSTOP"
     CUT = "connections cut"
@@ -50,6 +51,7 @@ EVERYTHING = {
 }
 STORE_DISK = EVERYTHING | {Fault.STORE_DISK: 1}
 STORE_FULL = STORE_DISK | {Fault.STORE_FULL: 1}
+UPGRADE = {Fault.RELEASE: 8, Fault.KILL: 2, Fault.STOP: 1, Fault.FREEZE: 1, Fault.CUT: 1, Fault.LOST_REPLIES: 1}
 APART = {Fault.APART: 1, Fault.APART_SILENT: 1, Fault.STORE_DISK: 1}
 WITH_LEADER = STORE_FULL | APART | {Fault.LEADER: 2, Fault.QUORUM: 1}
 
@@ -66,6 +68,8 @@ class Mix:
     faults: Mapping[Fault, int]
     pause_s: float = 5.0
     longest_s: float = 30.0
+    upgrade: bool = False
+    """Whether every process is of the previous release at first, until it is started with the other one."""
 
 
 MIXES = {
@@ -79,5 +83,11 @@ MIXES = {
     "ensemble": Mix("zk", 3, "shared", APART | {Fault.LEADER: 1, Fault.QUORUM: 1}, pause_s=10.0),
     "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1}, pause_s=15.0, longest_s=90.0),
 }
+MIXES |= {
+    f"upgrade-{name}": replace(MIXES[name], faults=UPGRADE, pause_s=2.0, longest_s=8.0, upgrade=True)
+    for name in ("etcd", "local", "zookeeper")
+}
+GROUPS = {"upgrades": [name for name, mix in MIXES.items() if mix.upgrade]}
+"""Mixes that one word names; they share the time of a run."""
 DEFAULT = ("etcd", "local", "cluster", "zookeeper")
 """Those that share the time of a run that names none."""

@@ -74,6 +74,9 @@ class Nemesis:
             case Fault.RESTARTS:
                 async with _beside(self._storm(self._cluster.services[strike.target])):
                     yield
+            case Fault.RELEASE:
+                await self._cluster.upgrade_or_back(strike.target)
+                yield
             case Fault.STOP:
                 async with _stopped(self._cluster.services[strike.target]):
                     yield

@@ -128,6 +128,8 @@ class Calm:
         for name, client in self._cluster.clients.items():
             await self._in_time(f"{name} comes to its end", client.stop())
             self._expect(not client.ended, "clients work", f"{name} failed {client.ended} times, see {name}.log")
+        if self._cluster.mix.upgrade:
+            await self._in_time("the upgrade is finalized", self._upgrade())
         self._report.ended = self._cluster.died + Counter(
             {name: one.ended for name, one in self._cluster.services.items()}
         )
@@ -151,6 +153,36 @@ class Calm:
             self._expect(False, "nothing hangs", f"after {PATIENCE_S:g} s without faults it is not so that {what}")
         except metatxn.MetatxnError as error:
             self._expect(False, "nothing hangs", f"without faults it is not so that {what}: {error!r}")
+
+    async def _upgrade(self) -> None:
+        """Everything runs this release, and the upgrade is finalized. Until then there was nothing that the previous
+        release does not know; after that it is not started any more."""
+        for name in self._cluster.services.keys() & self._cluster.of_previous:
+            await self._cluster.upgrade_or_back(name)
+        await self._cluster.ready()
+        async with self._cluster.store() as store:
+            for finding in [finding async for finding in StoreCheck(store).findings()]:
+                if "cluster version" in finding.problem:
+                    self._expect(False, "the previous release knows every record", str(finding))
+        await asyncio.to_thread(self._finalize)
+        for name in ("coordinator-0", "broker-0"):
+            said = await self._cluster.refuses_the_previous_release(name)
+            refused = "the cluster was upgraded" in said
+            self._expect(refused, "the previous release does not come back", f"{name} of it started, or said: {said}")
+        await self._cluster.ready()
+        self._report.counts["upgrades finalized"] += 1
+
+    def _finalize(self) -> None:
+        """What has just been stopped is announced for a while."""
+        with metatxn.connect(self._cluster.urls[0]) as client:
+            while True:
+                try:
+                    client.finalize_upgrade()
+                    break
+                except metatxn.UpgradePending as pending:
+                    (self._report.directory / "upgrade.log").write_text(str(pending))
+                    time.sleep(POLL_S)
+            client.set_topic_policy(LOG, retention_bytes=1 << 40)
 
     def _consume(self) -> None:
         """Until there is a bill of every order."""

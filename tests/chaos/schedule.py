@@ -78,6 +78,8 @@ def _targets(mix: Mix, fault: Fault) -> list[str]:
             return [*SERVICES, *BROKERS, *CLIENTS, *members(mix)]
         case Fault.RESTARTS | Fault.STOP:
             return list(SERVICES)
+        case Fault.RELEASE:
+            return [*SERVICES, *BROKERS, *CLIENTS]
         case Fault.DRAIN:
             return list(BROKERS)
         case Fault.COMPACTION | Fault.LEADER | Fault.QUORUM | Fault.STORE_FULL:
@@ -92,7 +94,7 @@ def _targets(mix: Mix, fault: Fault) -> list[str]:
 
 def _duration(dice: Random, mix: Mix, fault: Fault) -> float:
     match fault:
-        case Fault.KILL | Fault.STOP:
+        case Fault.KILL | Fault.STOP | Fault.RELEASE:
             return dice.uniform(0, DOWN_S)
         case Fault.RESTARTS:
             return STORM_S

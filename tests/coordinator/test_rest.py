@@ -432,6 +432,7 @@ async def test_openapi_shows_every_endpoint_with_its_errors(http: httpx.AsyncCli
     assert set(operations) == {
         *("POST /v1/txns", "GET /v1/txns", "GET /v1/txns/{txn_id}", "GET /v1/txns/{txn_id}/ops"),
         *("POST /v1/txns/batch", "GET /admin/v2/transactions/hanging"),
+        *("GET /admin/v2/upgrade", "POST /admin/v2/upgrade/finalize"),
         *(f"POST /v1/txns/{{txn_id}}/{verb}" for verb in TXN_VERBS),
         "POST /v1/transaction-keys/{key}/connect",
         "GET /admin/v2/transactions/transaction-keys",

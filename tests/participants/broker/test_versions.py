@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from metastore.check import StoreCheck
-from metastore.errors import CheckFailed, StoreTooNew
+from metastore.errors import StoreTooNew
 from metastore.txn import paths
 from metastore.txn.records.processes import VersionRecord
 from metastore.versions import FIRST, SPEAKS, ClusterVersion, Feature
@@ -220,11 +220,21 @@ async def test_a_segment_is_taken_only_at_the_version_that_was_read_with_it(worl
     await claim.reached.wait()
     await recorded_as(world, SPEAKS + 1)
     claim.go.set()
-    with pytest.raises(CheckFailed):
-        await opening
     with pytest.raises(StoreTooNew):
-        await node.open()
+        await opening
     assert await world.store.inner.get(paths.segment_owner(SEGMENT)) is None
+
+
+async def test_a_process_that_starts_meanwhile_delays_nobody(world: World) -> None:
+    """It has written the same version again."""
+    await recorded_as(world, FIRST)
+    node = await world.first_node()
+    claim = world.store.fault(Fault(puts(paths.segment_owner(SEGMENT)), hold_before=True))
+    opening = asyncio.create_task(node.open())
+    await claim.reached.wait()
+    await recorded_as(world, FIRST)
+    claim.go.set()
+    assert (await opening).ownership.generation == 1
 
 
 def test_every_feature_has_a_version_that_this_release_speaks() -> None:
