@@ -1,8 +1,8 @@
 # Two images. `services` runs coordinators, brokers and the command line: without Java, not as root, and with nothing to
 # write to but /data (the ledgers of a broker with local files) and /tmp. `spark` runs the Spark job of the demo.
 #
-#   docker build --target services -t metatxn:0.2.0 .
-#   docker build --target spark -t metatxn-spark:0.2.0 .
+#   docker build --target services -t metatxn:0.3.0 .
+#   docker build --target spark -t metatxn-spark:0.3.0 .
 
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src

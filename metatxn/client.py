@@ -22,8 +22,9 @@ from metatxn.consumer import ACKS_SETTLED_BY, SESSION_TIMEOUT_S, AsyncConsumer, 
 from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, FixedEndpoint, json_body, path_of
+from metatxn.json_messages import encoded_message
 from metatxn.paging import Listing, Paged
-from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, encoded_message, message_batching
+from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader, milliseconds
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import OnError, read_topics

@@ -13,6 +13,9 @@ from metatxn.http import Call, FixedEndpoint, Http, path_of, pause_s
 from metatxn.wire.coordinator import Cluster, Process
 from metatxn.wire.errors import MetatxnError, ServiceUnreachable
 
+BATCHES_SINCE = 2
+"""The first cluster version whose services know them."""
+
 Role = Literal["coordinator", "broker"]
 
 
@@ -25,6 +28,7 @@ class Directory:
         self._randomness = randomness
         self.given_url = url
         self._known = [url]
+        self._version = 1
         self._urls: dict[Role, list[str]] = {}
         self._reading: asyncio.Task[Cluster] | None = None
 
@@ -65,6 +69,7 @@ class Directory:
     def _remember(self, asked: str, cluster: Cluster) -> None:
         """Ask the service that answered first the next time. The given URL stays among the known ones: it may be that
         of a gateway, which no service lists."""
+        self._version = max(self._version, cluster.version)
         self._urls = {"coordinator": self._shuffled(cluster.coordinators), "broker": self._shuffled(cluster.brokers)}
         others = {process.url.rstrip("/") for process in [*cluster.coordinators, *cluster.brokers]}
         for url in others:
@@ -95,6 +100,13 @@ class Directory:
         self._reading = None
         if not reading.cancelled():
             reading.exception()  # the waiting requests get it; if all were cancelled, nobody needs it
+
+    async def knows_batches(self) -> bool:
+        """Whether every service knows binary batches of messages. That may be out of date until the cluster is read
+        again; then the client speaks JSON for longer than necessary. Raises the errors of `url`."""
+        if not self._urls:
+            await self._read_together()
+        return self._version >= BATCHES_SINCE
 
     def failed(self, role: Role, url: str) -> None:
         """Use the next service from now on; after the last one the list is read again."""

@@ -13,6 +13,7 @@ from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.delivery import OrderedDelivery
 from metatxn.http import Call, Http, json_body, path_of
+from metatxn.json_messages import entry_in_json
 from metatxn.topics import Layout, LayoutCache, OwnerOf
 from metatxn.transport.api import Answer, Transport
 from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, PublishAnswer, publish_params
@@ -24,7 +25,7 @@ from metatxn.wire.errors import (
     SchemaMismatch,
     SegmentSealed,
 )
-from metatxn.wire.frames import Entry
+from metatxn.wire.frames import Entry, PayloadKind
 
 CLOSING_S = 5.0
 """How long a client that is closed tries to abort its open transactions. After that their timeouts end them."""
@@ -144,6 +145,8 @@ class Connection:
             await asyncio.sleep(LAYOUT_PAUSE_S)
 
     async def publish(self, segment: str, entry: Entry) -> str:
+        if entry.kind is PayloadKind.BATCH and not await self.directory.knows_batches():
+            entry = entry_in_json(entry)
         path = path_of("segments", segment, "entries")
         media_type = PAYLOAD_MEDIA_TYPES[entry.kind]
         payload = bytes(entry.payload)

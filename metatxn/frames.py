@@ -51,7 +51,7 @@ async def read_frames(
         "isolation": isolation,
         "revision": revision,
         "wait_ms": wait_ms or None,
-        "batches": "true",
+        "batches": "true" if await connection.directory.knows_batches() else None,
     }
     call = Call("GET", path_of("segments", segment, "entries"), params, wait_s=wait_ms / 1000)
     if owner_url is not None and connection.topics.owner(segment) is None:

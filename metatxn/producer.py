@@ -4,14 +4,11 @@ flight."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import concurrent.futures
 import contextlib
 import itertools
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +23,6 @@ from metatxn.wire.record_batches import HEADER
 
 BATCH_BYTES = 1024 * 1024
 BATCH_MESSAGES = 1000
-_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 RECORD_BYTES = 8
 """What a message takes in an entry beside its content, at most."""
 STICKY_MESSAGES = 100
@@ -69,19 +65,6 @@ class MessageFormat:
             else:
                 item.future.set_exception(outcome)
                 item.future.exception()  # retrieved: `flush` and the commit raise it for those who do not wait
-
-
-def encoded_message(value: Any, key: str | None, properties: dict[str, str] | None) -> bytes:
-    """A message in the form that an entry holds. Raises `TypeError` or `ValueError` for a value that is not JSON."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        member = f'"value_base64":"{base64.b64encode(value).decode()}"'
-    else:
-        member = f'"value":{encode_basestring_ascii(value) if type(value) is str else _encode(value)}'
-    if properties is not None:
-        member = f'"properties":{_encode(properties)},{member}'
-    if key is not None:
-        member = f'"key":{encode_basestring_ascii(key)},{member}'
-    return f"{{{member}}}".encode("ascii")
 
 
 def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pending_bytes: int) -> Batching:

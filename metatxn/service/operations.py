@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
+from metastore.incarnation import version_of
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metatxn.service.http import Caller
@@ -110,6 +111,7 @@ def add_operations(
             coordinators=await _processes(store, paths.COORDINATORS, Process, listener),
             brokers=await _processes(store, paths.BROKERS, BrokerProcess, listener),
             revision=await store.current_revision(),
+            version=await version_of(store),
         )
 
     @app.get("/v1/access", tags=["operations"])

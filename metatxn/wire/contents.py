@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 from metatxn.wire.batches import MessageColumns, unpack_batch
-from metatxn.wire.frames import Frame, PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.pulsar_entries import pulsar_bodies
 from metatxn.wire.record_batches import bodies_of
 
 
-def messages_of(frame: Frame) -> MessageColumns:
+def messages_of(frame: Entry) -> MessageColumns:
     match frame.kind:
         case PayloadKind.BATCH:
             return unpack_batch(frame.payload, frame.count)

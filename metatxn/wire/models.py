@@ -37,17 +37,19 @@ class BrokerProcess(Process):
 
 class Cluster(BaseModel):
     """The services with their URLs, and the revision of the metadata store at which this was read (for `snapshot`
-    reads)."""
+    reads). `version` is the cluster version, which says what every service knows; release 0.2.0 leaves it out."""
 
     model_config = example(
         coordinators=[{"id": "c1", "url": "http://127.0.0.1:8470"}],
         brokers=[{"id": "b1", "url": "http://127.0.0.1:8471", "storage": "s1", "draining": False}],
         revision=1042,
+        version=2,
     )
 
     coordinators: list[Process]
     brokers: list[BrokerProcess]
     revision: int
+    version: int = 1
 
 
 class BrokerInfo(BaseModel):
@@ -115,7 +117,7 @@ class ServiceStatus(BaseModel):
 
     model_config = example(
         service="broker",
-        version="0.2.0",
+        version="0.3.0",
         now_ms=1772442240000,
         up_ms=86400000,
         ready=True,

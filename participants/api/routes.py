@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator
 
 from metastore.types import Revision
+from metastore.versions import Feature
 from metatxn.service.audited import audited
 from metatxn.service.direct import DirectRoute
 from metatxn.service.gate import BODY
@@ -66,7 +67,7 @@ from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
 from participants.messages.batches import for_kafka
-from participants.messages.payloads import as_batch, hashes_of, with_json
+from participants.messages.payloads import as_batch, entry_for_all_releases, hashes_of, with_json
 from participants.messages.topics import segment_not_found
 from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
@@ -251,6 +252,8 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
             entry = replace(sent, payload=as_batch(found.messages, broker.clock()), kind=PayloadKind.KAFKA)
         elif sent.kind is PayloadKind.BATCH and target.record.next_offset is not None:
             entry = replace(sent, payload=for_kafka(payload, broker.clock()), kind=PayloadKind.KAFKA)
+        elif sent.kind is PayloadKind.BATCH and not broker.version.allows(Feature.BATCHES):
+            entry = entry_for_all_releases(sent)
         hashes = partial(_hashes, target, sent, found.messages)
         try:
             position, duplicate = await target.publish(entry, hashes, misfit=found.misfit)

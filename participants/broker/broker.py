@@ -24,7 +24,7 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import Header
 from metastore.types import Revision
-from metastore.versions import ClusterVersion
+from metastore.versions import ClusterVersion, Feature
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.retry import until_it_succeeds
 from metatxn.transport.api import Transport
@@ -333,7 +333,8 @@ class Broker:
         stored = await self.store.get(paths.segment(segment_id))
         if stored is None:
             return await self.segment(segment_id)  # it was deleted meanwhile, and this raises the error
-        return RemoteSegment(segment_id, SegmentRecord.decode(stored.value), self.peer(url, authorization))
+        batches = self.version.allows(Feature.BATCHES)
+        return RemoteSegment(segment_id, SegmentRecord.decode(stored.value), self.peer(url, authorization), batches)
 
     def peer(self, url: str, authorization: str | None = None) -> Peer:
         """The broker at `url`. Any number of requests can wait for it at the same time."""

@@ -95,6 +95,8 @@ class RemoteSegment:
     id: str
     record: SegmentRecord
     peer: Peer
+    batches: bool
+    """Whether every broker knows binary batches of messages."""
 
     @property
     def start(self) -> Position:
@@ -131,7 +133,7 @@ class RemoteSegment:
             "isolation": isolation,
             "revision": revision,
             "wait_ms": int(wait_s * 1000) or None,
-            "batches": "true",
+            "batches": "true" if self.batches else None,
         }
         answer = await self._request("GET", params, wait_s=wait_s)
         place = ReadPlace.parse(answer.headers[NEXT_HEADER.lower()])

@@ -153,9 +153,9 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
     return _READ_MESSAGES.validate_python(bodies)
 
 
-def _batch_bodies(frame: Frame, indexes: Sequence[int]) -> list[dict[str, Any]]:
+def _batch_bodies(batch: Entry, indexes: Sequence[int]) -> list[dict[str, Any]]:
     """A value that was accepted unseen, and that JSON cannot express, is answered with its reason."""
-    keys, values, properties = messages_of(frame)
+    keys, values, properties = messages_of(batch)
     found = [values[index] for index in indexes]
     problems = _problems([value for value in found if not isinstance(value, bytes)])
     bodies = []
@@ -171,10 +171,10 @@ def _batch_bodies(frame: Frame, indexes: Sequence[int]) -> list[dict[str, Any]]:
     return bodies
 
 
-def batch_as_json(frame: Frame) -> bytes:
+def batch_as_json(batch: Entry) -> bytes:
     """The messages of a batch as a payload of the kind `MESSAGES`."""
     members = ("key", "value", "value_base64", "properties")
-    bodies = _batch_bodies(frame, range(frame.count))
+    bodies = _batch_bodies(batch, range(batch.count))
     return json.dumps(
         [{name: body[name] for name in members if name in body} for body in bodies], separators=(",", ":")
     ).encode()
@@ -188,6 +188,14 @@ def with_json(frame: RawFrame) -> RawFrame:
     if len(payload) > MAX_PAYLOAD_BYTES:
         return frame
     return peek(encode_frame(replace(frame, payload=payload, kind=PayloadKind.MESSAGES)))
+
+
+def entry_for_all_releases(batch: Entry) -> Entry:
+    """The entry with JSON in place of a batch, for brokers of release 0.2.0. Raises PAYLOAD_TOO_LARGE."""
+    payload = batch_as_json(batch)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise errors.PayloadTooLarge(f"the entry has {len(payload)} bytes in JSON", limit_bytes=MAX_PAYLOAD_BYTES)
+    return replace(batch, payload=payload, kind=PayloadKind.MESSAGES)
 
 
 def as_batch(messages: Sequence[Message], now_ms: int) -> bytes:

@@ -22,7 +22,7 @@ from tests.compose.engine import ENVIRONMENT, ROOT, build, compose, podman, quie
 
 URL = "http://127.0.0.1:8470"
 SERVICES = ("etcd", "coordinator-1", "coordinator-2", "broker-1", "broker-2")
-IMAGES = {"services": "metatxn:0.2.0", "spark": "metatxn-spark:0.2.0"}
+IMAGES = {"services": "metatxn:0.3.0", "spark": "metatxn-spark:0.3.0"}
 FLIGHTS = 20_000
 PATIENCE_S = 300.0
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import metatxn
 from metatxn.wire.batches import unpack_batch
-from metatxn.wire.broker import ARROW_MEDIA_TYPE, HASH_RANGE_END, hash_of_key
+from metatxn.wire.broker import ARROW_MEDIA_TYPE, HASH_RANGE_END, MESSAGES_MEDIA_TYPE, hash_of_key
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from participants.messages.batches import check_batch
 from tests.over_httpx import OverHttpx
@@ -79,6 +79,8 @@ class FakeCluster:
         self.memory = 1000
         """So many sequences of a producer outside of transactions."""
         self.segments = {"s-0": Segment(0, HASH_RANGE_END)}
+        self.version: int | None = 2
+        """The cluster version; None: it is of release 0.2.0."""
         self._lock = threading.RLock()
 
     @property
@@ -143,7 +145,8 @@ class FakeCluster:
         match request.method, parts:
             case "GET", ["cluster"]:
                 processes = {"coordinators": [{"id": "c", "url": COORDINATOR}], "brokers": [{"id": "b", "url": BROKER}]}
-                return httpx.Response(200, json=processes | {"revision": 1})
+                version = {} if self.version is None else {"version": self.version}
+                return httpx.Response(200, json=processes | {"revision": 1} | version)
             case "POST", ["txns"]:
                 txn_id = f"{len(self.transactions) + 1:032x}"
                 self.transactions[txn_id] = {"txn_id": txn_id, "state": "OPEN", "created_ms": 1}
@@ -217,7 +220,10 @@ class FakeCluster:
         if request.headers["Content-Type"] == ARROW_MEDIA_TYPE:
             rows = pa.ipc.open_stream(request.content).read_all().to_pylist()
             messages = [{"key": row["k"], "value": row} for row in rows]
+        elif request.headers["Content-Type"] == MESSAGES_MEDIA_TYPE:
+            messages = [{"key": None, **message} for message in json.loads(request.content)]
         else:
+            assert self.version is not None, "a broker of release 0.2.0 takes this for opaque bytes"
             keys, values, _ = unpack_batch(request.content, check_batch(request.content))
             messages = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
         assert len(messages) == int(params["count"])

@@ -131,6 +131,24 @@ VERSIONS = (
         tests=(f"{_BROKER_TESTS}::test_a_broker_is_drained_and_deliveries_are_counted_once_every_release_knows_it",),
     ),
     Mutant(
+        "batches-before-the-upgrade",
+        "an earlier release opens a ledger that a later one has written to",
+        "participants/api/routes.py",
+        "        elif sent.kind is PayloadKind.BATCH and not broker.version.allows(Feature.BATCHES):\n",
+        "        elif not sent.kind:\n",
+        tests=(f"{_BROKER_TESTS}::test_a_batch_becomes_json_in_a_ledger_that_an_earlier_release_may_open",),
+    ),
+    Mutant(
+        "batches-to-any-broker",
+        "a client sends batches only where every service knows them",
+        "metatxn/cluster.py",
+        "        return self._version >= BATCHES_SINCE\n",
+        "        return True\n",
+        tests=(
+            "tests/metatxn/test_earlier_services.py::test_messages_are_sent_in_json_until_every_service_knows_batches",
+        ),
+    ),
+    Mutant(
         "schema-versions-before-the-upgrade",
         "an earlier release would drop the versions of a schema",
         "participants/messages/schema_versions.py",

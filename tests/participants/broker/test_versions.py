@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -19,8 +20,15 @@ from metastore.txn import paths
 from metastore.txn.records.processes import VersionRecord
 from metastore.versions import FIRST, SPEAKS, ClusterVersion, Feature
 from metatxn.service.exposure import Exposure
+from metatxn.wire.batches import pack_batch, packed_message
+from metatxn.wire.broker import BATCH_MEDIA_TYPE
 from metatxn.wire.errors import UpgradePending
+from metatxn.wire.frames import PayloadKind
+from metatxn.wire.position import Position
 from metatxn_gateways.kafka.service import KafkaListener
+from participants.broker.peers import RemoteSegment
+from participants.messages import payloads
+from participants.messages.payloads import read_messages
 from participants.messages.schemas import encode_schema
 from participants.topic.remote_share import RemoteShare
 from tests.participants.broker.process import BrokerProcess
@@ -37,6 +45,8 @@ TOPIC = "/v1/topics/t"
 KNOWN_TO_0_2_0 = {
     "take": {"incarnation", "home", "session", "sessions", "newest", "segments", "max", "max_bytes"},
     "wait": {"incarnation", "segments", "wait_ms"},
+    "GET": {"after", "max_bytes", "isolation", "revision", "wait_ms"},
+    "POST": {"txn_id", "writer", "producer", "sequence", "count"},
 }
 """A broker of release 0.2.0 refuses a request with any other member."""
 
@@ -120,6 +130,32 @@ async def test_a_broker_is_drained_and_deliveries_are_counted_once_every_release
 
 
 @on_local_files
+async def test_a_batch_becomes_json_in_a_ledger_that_an_earlier_release_may_open(
+    process: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (segment,) = await process.create("t")
+    sent = [({"id": 7}, "k", {"a": "b"}), (b"\xff", None, None), (None, "k", None)]
+    payload, count = pack_batch(packed_message(*each) for each in sent)
+    append = f"/v1/segments/{quote(segment, safe='')}/entries?producer=p&sequence=7&count={count}"
+    headers = {"Content-Type": BATCH_MEDIA_TYPE}
+    process.broker.version.current = FIRST
+    first = (await process.http.post(append, content=payload, headers=headers)).json()
+    process.broker.version.learn(SPEAKS)
+    again = (await process.http.post(append, content=payload, headers=headers)).json()
+    assert (again["position"], again["duplicate"]) == (first["position"], True)
+    await process.http.post(append.replace("=7", "=8"), content=payload, headers=headers)
+    frames = (await process.broker.served[segment].reader.read_committed(Position(0, -1), 1 << 20)).frames
+    assert [frame.kind for frame in frames] == [PayloadKind.MESSAGES, PayloadKind.BATCH]
+    for frame in frames:
+        read = [(each.value, each.value_base64, each.key, each.properties) for each in read_messages(segment, frame)]
+        assert read == [({"id": 7}, None, "k", {"a": "b"}), (None, "/w==", None, {}), (None, None, "k", {})]
+    process.broker.version.current = FIRST
+    monkeypatch.setattr(payloads, "MAX_PAYLOAD_BYTES", 10)
+    answer = await process.http.post(append.replace("=7", "=9"), content=payload, headers=headers)
+    assert answer.json()["code"] == "PAYLOAD_TOO_LARGE"
+
+
+@on_local_files
 async def test_a_schema_that_producers_extend_has_no_versions_yet(world: World, process: BrokerProcess) -> None:
     (segment,) = await process.create("t")
     await recorded_as(world, FIRST)
@@ -190,6 +226,13 @@ async def test_brokers_ask_each_other_as_the_earlier_release_does(
             waited.set()
         return await post(share, verb, body, **options)
 
+    read = RemoteSegment._request
+
+    async def seen_read(segment: RemoteSegment, method: str, params: dict[str, Any], *rest: Any, **options: Any) -> Any:
+        asked.setdefault(method, set()).update(name for name, value in params.items() if value is not None)
+        return await read(segment, method, params, *rest, **options)
+
+    monkeypatch.setattr(RemoteSegment, "_request", seen_read)
     monkeypatch.setattr(RemoteShare, "_post", seen)
     consuming = await Spreading.begin(world, brokers=2, segments=6)
     for broker in consuming.brokers:
@@ -201,11 +244,14 @@ async def test_brokers_ask_each_other_as_the_earlier_release_does(
     received = await receiving
     while len(received) < 40:
         received += await consuming.all_values(wait_ms=60_000)
+    assert len((await consuming.asked("GET", "/messages"))["messages"]) == 40
     await consuming.stop()
     assert sorted(received) == list(range(40))
     assert {verb: names <= KNOWN_TO_0_2_0[verb] for verb, names in asked.items()} == {
         "take": version == FIRST,
         "wait": version == FIRST or kind == "shared",
+        "GET": version == FIRST,
+        "POST": True,
     }
 
 

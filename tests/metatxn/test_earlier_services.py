@@ -1,0 +1,68 @@
+"""Goal: the client works with services of release 0.2.0, which would take a binary batch for opaque bytes and refuse a
+parameter that they do not know.
+
+Method: a cluster that does not tell its version; what the client sends it is what release 0.2.0 knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metatxn.json_messages import entry_in_json
+from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
+from metatxn.wire.broker import BATCH_MEDIA_TYPE, END_HEADER, MESSAGES_MEDIA_TYPE, NEXT_HEADER
+from metatxn.wire.frames import Entry, PayloadKind
+from participants.messages.payloads import batch_as_json, decode_messages
+from tests.metatxn.fake_cluster import FakeCluster
+from tests.metatxn.test_batches import MESSAGE
+
+
+def sent_as(cluster: FakeCluster) -> list[str]:
+    """The types of the entries that are sent from now on."""
+    found: list[str] = []
+
+    def seen(request: httpx.Request) -> None:
+        found.append(request.headers["Content-Type"])
+
+    cluster.before += [("POST /v1/segments", seen)] * 2
+    return found
+
+
+def test_messages_are_sent_in_json_until_every_service_knows_batches() -> None:
+    cluster = FakeCluster()
+    cluster.version = None
+    types = sent_as(cluster)
+    with cluster.client() as client:
+        producer = client.producer("t")
+        producer.send({"id": 7}, key="k", properties={"a": "b"}).result()
+        cluster.version = 2
+        client.cluster()
+        producer.send({"id": 8}, key="k").result()
+    assert types == [MESSAGES_MEDIA_TYPE, BATCH_MEDIA_TYPE]
+    assert cluster.visible() == [{"id": 7}, {"id": 8}]
+
+
+def test_frames_are_read_without_a_parameter_that_is_not_known() -> None:
+    cluster = FakeCluster()
+    for version, asks in ((None, False), (1, False), (2, True)):
+        cluster.version = version
+        empty = httpx.Response(200, content=b"", headers={NEXT_HEADER: "0:-1", END_HEADER: "true"})
+        cluster.before.append(("GET /v1/segments", lambda request, empty=empty: empty))  # type: ignore[misc]
+        with cluster.client() as client:
+            client.read_frames("s-0")
+        assert ("batches=true" in cluster.requests[-1]) is asks
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGE, min_size=1, max_size=20))
+def test_the_messages_are_the_same_in_json(messages: list[tuple[Any, str | None, dict[str, str] | None]]) -> None:
+    payload, count = pack_batch(packed_message(*message) for message in messages)
+    batch = Entry(payload, PayloadKind.BATCH, count, producer="p", sequence=1)
+    as_json = entry_in_json(batch)
+    assert (as_json.kind, as_json.count, as_json.sequence) == (PayloadKind.MESSAGES, count, 1)
+    assert decode_messages(as_json.payload) == decode_messages(batch_as_json(batch))
+    assert [message.key for message in decode_messages(as_json.payload)] == list(unpack_batch(payload, count).keys)
