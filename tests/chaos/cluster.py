@@ -59,8 +59,9 @@ class Cluster:
         self.disks: dict[str, Disk] = {}
         self.died: Counter[str] = Counter()
         self._ports = {name: free_port() for name in SERVICES}
-        self.of_previous: set[str] = {*SERVICES, *CLIENTS} if mix.upgrade else set()
-        """The processes that run the previous release, once they are launched again."""
+        self.of_previous: set[str] = {*SERVICES, CLIENTS[0]} if mix.upgrade else set()
+        """The processes that run the previous release, once they are launched again. The other clients may be ahead of
+        the services."""
         self.changed_release: Counter[str] = Counter()
 
     @property
