@@ -36,6 +36,7 @@ class Feature(StrEnum):
     REDELIVERY_TIMES = "ack timeouts and redelivery delays"
     ISOLATION = "subscriptions that read uncommitted messages"
     KAFKA = "topics of the format kafka, and Kafka's clients"
+    PULSAR = "topics of the format pulsar, and Pulsar's clients"
     BATCHES = "binary batches of messages"
     DELIVERY_COUNTS = "counts of deliveries that outlive a broker"
     SCHEMA_VERSIONS = "versions of schemas"

@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
+from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn_gateways.listener import FrameConnection, FrameServer, Handler
 from metatxn_gateways.pulsar.connection import PulsarConnection
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
 from metatxn_gateways.pulsar.session import Context
 from metatxn_gateways.serving import ServingBroker
+from participants.common.versions import require
 
 DEFAULT_PORT = 6650
 
@@ -56,9 +58,10 @@ class PulsarListener:
         return f"pulsar://{urlsplit(self._service.url).hostname or self._host}:{self._server.port}"
 
     async def start(self) -> None:
-        """Raises `OSError` if the port is in use, and the store's errors."""
+        """Raises `OSError` if the port is in use, UPGRADE_PENDING, and the store's errors."""
         broker = self._service.broker
         assert broker is not None, "the broker has started"
+        await require(self._store, broker.version, Feature.PULSAR)
         transactions = Transactions(self._store, broker.clock)
         self._context = Context(broker, transactions, self._layouts, lambda: self.url)
         await self._running.enter_async_context(self._layouts.running())

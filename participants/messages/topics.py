@@ -52,7 +52,8 @@ class Topics:
         deleted.
         """
         if format is not None:
-            await require(self._store, self._version, Feature.KAFKA)
+            feature = Feature.KAFKA if format == "kafka" else Feature.PULSAR
+            await require(self._store, self._version, feature)
         tombstone = await self._store.get(paths.topic(name))
         first = _next_segment(name, tombstone) if tombstone else await first_number(self._store)
         width = (HASH_RANGE_END + 1) / segments

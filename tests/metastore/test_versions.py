@@ -309,7 +309,8 @@ OF_2: dict[str, tuple[str, bytes]] = {
     "next offset": (paths.segment(SEGMENT), segment(next_offset=0)),
     "policy of a topic": (paths.topic("t"), topic(policy=PolicyRecord(retention_ms=1))),
     "first segment": (paths.topic("t"), topic(first_segment=0)),
-    "format": (paths.topic("t"), topic(format="kafka")),
+    "format of Kafka": (paths.topic("t"), topic(format="kafka")),
+    "format of Pulsar": (paths.topic("t"), topic(format="pulsar")),
     "versions of a schema": (paths.topic("t"), topic(schema_history=SchemaHistory(version=2, created_ms=1))),
     "key_shared": (paths.subscription("t", "s"), subscription(type="key_shared")),
     "ack timeout": (paths.subscription("t", "s"), subscription(ack_timeout_ms=1)),
@@ -402,9 +403,11 @@ NEEDS_2: dict[str, str] = {
 }
 """What only `OF_2` above shows, or a part of that."""
 WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
-    "BrokerRecord": "draining",  # only before the version allows it: `Feature.DRAIN`
+    "BrokerRecord": "draining listeners",  # it drains only once the version allows it; of addresses it knows one
+    "CoordinatorRecord": "listeners",
     "Incarnation": "barrier",  # for later releases
     "LedgerRecord": "bytes last_ms",  # measured again where they are missing
+    "OwnerRecord": "listeners",
     "ProcessRecord": "service url release speaks",  # for whoever raises the version
     "VersionRecord": "version finalized_ms",
 }

@@ -43,7 +43,7 @@ def _of_topic(record: Record) -> list[Feature]:
     found: dict[Feature, object] = {
         Feature.POLICIES: topic.policy,
         Feature.REMOVAL: topic.first_segment,
-        Feature.KAFKA: topic.format,
+        (Feature.PULSAR if topic.format == "pulsar" else Feature.KAFKA): topic.format,
         Feature.SCHEMA_VERSIONS: topic.schema_history,
     }
     return [feature for feature, value in found.items() if value is not None]

@@ -26,6 +26,7 @@ from metatxn.wire.errors import UpgradePending
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.position import Position
 from metatxn_gateways.kafka.service import KafkaListener
+from metatxn_gateways.pulsar.service import PulsarListener
 from participants.broker.peers import RemoteSegment
 from participants.messages import payloads
 from participants.messages.payloads import read_messages
@@ -72,6 +73,7 @@ REFUSED: Mapping[Feature, tuple[str, str, dict[str, Any]]] = {
     Feature.REDELIVERY_TIMES: subscription(ack_timeout_ms=1_000),
     Feature.ISOLATION: subscription(isolation="read_uncommitted"),
     Feature.KAFKA: ("POST", "/v1/topics", {"name": "k", "segments": 1, "format": "kafka"}),
+    Feature.PULSAR: ("POST", "/v1/topics", {"name": "p", "segments": 1, "format": "pulsar"}),
     Feature.SCHEMA_VERSIONS: ("PUT", f"{TOPIC}/schema", {"schema": {"fields": [{"name": "id", "type": "int64"}]}}),
 }
 
@@ -171,11 +173,15 @@ async def test_a_schema_that_producers_extend_has_no_versions_yet(world: World, 
 
 
 @on_local_files
-async def test_a_listener_for_kafkas_clients_does_not_start(process: BrokerProcess) -> None:
+@pytest.mark.parametrize("kind", [KafkaListener, PulsarListener])
+async def test_a_listener_for_other_clients_does_not_start(
+    world: World, process: BrokerProcess, kind: type[KafkaListener] | type[PulsarListener]
+) -> None:
+    await recorded_as(world, FIRST)
     process.broker.version.current = FIRST
     service = type("Service", (), {"broker": process.broker, "url": "http://127.0.0.1:1"})()
-    listener = KafkaListener(process.broker.store, service=service, port=0, exposure=Exposure())
-    with pytest.raises(UpgradePending, match="Kafka's clients: needs cluster version 2"):
+    listener = kind(process.broker.store, service=service, port=0, exposure=Exposure())
+    with pytest.raises(UpgradePending, match="clients: needs cluster version 2"):
         await listener.start()
     await listener.stop()
 
