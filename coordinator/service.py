@@ -206,7 +206,7 @@ class CoordinatorService:
         add_routes(app, listing_routes(self.transactions, self.listings))
         add_routes(app, transaction_key_routes(self.transactions, self.listings))
         add_routes(app, hanging_routes(self.listings))
-        add_routes(app, quota_routes(StoredQuotas(self._store), self.quotas))
+        add_routes(app, quota_routes(StoredQuotas(self._store, self.guard.version), self.quotas))
         if self._console is not None:
             app.router.routes.append(self._console)
         add_routes(app, upgrade_routes(self._store, self._clock))

@@ -42,6 +42,7 @@ class Feature(StrEnum):
     SCHEMA_VERSIONS = "versions of schemas"
     DRAIN = "draining a broker"
     SHARES = "bounds of what a consumer holds at several brokers"
+    QUOTAS = "quotas of principals"
 
     @property
     def since(self) -> int:

@@ -37,7 +37,7 @@ def _default_routes(api: APIRouter, stored: StoredQuotas, quotas: Quotas) -> Non
         caller.require_admin()
         return (await stored.get(None)).model_copy(update={"use": quotas.use_of(NOBODY)})
 
-    @api.patch("/v1/quotas/default", responses=problems(403, 422, 503, 504))
+    @api.patch("/v1/quotas/default", responses=problems(403, 409, 422, 503, 504))
     @audited("quota.change", body=QUOTA_NAMES)
     async def set_default_quota(request: QuotaChanges, caller: Caller) -> QuotaInfo:
         """Change the default. What is not named stays as it is, and null removes an amount."""
@@ -63,7 +63,7 @@ def _principal_routes(api: APIRouter, stored: StoredQuotas, quotas: Quotas) -> N
             caller.require_admin()
         return (await stored.get(principal)).model_copy(update={"use": quotas.use_of(principal)})
 
-    @api.patch("/v1/quotas/principals/{principal}", responses=problems(403, 422, 503, 504))
+    @api.patch("/v1/quotas/principals/{principal}", responses=problems(403, 409, 422, 503, 504))
     @audited("quota.change", body=QUOTA_NAMES)
     async def set_quota(principal: PrincipalPath, request: QuotaChanges, caller: Caller) -> QuotaInfo:
         """Change a principal's quota. What is not named stays as it is, and null removes an amount."""

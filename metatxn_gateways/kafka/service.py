@@ -20,6 +20,7 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
+from metatxn.service.versions import require
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.calls import NO_TIME, Calls
 from metatxn_gateways.kafka.cluster import KafkaCluster, node_at
@@ -36,7 +37,6 @@ from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexibl
 from metatxn_gateways.listener import FrameConnection, FrameServer, MalformedRequest, Reply
 from metatxn_gateways.serving import ServingBroker
 from participants.broker.broker import Broker
-from participants.common.versions import require
 
 DEFAULT_PORT = 9092
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18

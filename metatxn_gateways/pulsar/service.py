@@ -12,12 +12,12 @@ from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
+from metatxn.service.versions import require
 from metatxn_gateways.listener import FrameConnection, FrameServer, Handler
 from metatxn_gateways.pulsar.connection import PulsarConnection
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
 from metatxn_gateways.pulsar.session import Context
 from metatxn_gateways.serving import ServingBroker
-from participants.common.versions import require
 
 DEFAULT_PORT = 6650
 

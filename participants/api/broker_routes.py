@@ -8,11 +8,11 @@ from metastore.versions import Feature
 from metatxn.service.audited import audited
 from metatxn.service.http import PathText, problems
 from metatxn.service.listeners import UsedListener
+from metatxn.service.versions import require
 from metatxn.wire.models import BrokerInfo
 from participants.api.rights import administering_cluster
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_asked, broker_info
-from participants.common.versions import require
 
 
 def add_broker_routes(api: APIRouter, broker: Broker) -> None:

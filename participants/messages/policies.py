@@ -17,9 +17,9 @@ from metastore.txn.records.policies import PolicyRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Absent, AtVersion, Check, Record
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.versions import require
 from metatxn.wire.names import namespace_of
 from metatxn.wire.policies import EffectivePolicy, PolicyInfo, PolicySettings, Source, effective
-from participants.common.versions import require
 from participants.messages.topics import StoredTopic, Topics, not_found
 
 

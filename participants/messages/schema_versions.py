@@ -18,13 +18,13 @@ from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records.topics import FormerSchema, SchemaHistory, TopicRecord
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, Message
 from metatxn.wire.columns import first_misfit
 from metatxn.wire.names import topic_of_segment
 from metatxn.wire.schemas import SchemaCheck, SchemaInfo, SchemaVersion
-from participants.common.versions import require
 from participants.messages import schemas
 from participants.messages.compatibility import Incompatible, incompatible
 from participants.messages.policies import InForce, Policies

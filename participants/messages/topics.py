@@ -16,12 +16,12 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import SchemaHistory, TopicRecord
 from metastore.types import Record
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
 from metatxn.wire.listeners import address_for
 from metatxn.wire.names import TopicFormat
 from metatxn.wire.names import segment_id as new_segment_id
-from participants.common.versions import require
 from participants.messages import schemas
 
 

@@ -25,11 +25,11 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metastore.versions import Feature
 from metatxn.service.lifecycle import Lifecycle, tell
+from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.names import number_of_segment
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
-from participants.common.versions import require
 from participants.ledger.storage import LedgerError
 from participants.messages.topics import StoredTopic
 from participants.segment.segment import Segment

@@ -17,12 +17,12 @@ from metastore.txn.records.segments import OwnerRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import Record
 from metastore.versions import Feature, features_of
+from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId, number_of_segment
 from participants.broker.broker import Broker
-from participants.common.versions import require
 from participants.segment.segment import Segment
 from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions

@@ -8,7 +8,9 @@ seed decides. Release 0.2.0 is what it leaves in a store, and what it reads ther
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +23,12 @@ from metastore.check import StoreCheck, dump
 from metastore.errors import StoreTooNew, StoreWentBack
 from metastore.incarnation import IncarnationGuard
 from metastore.membership import Membership
-from metastore.txn import paths
-from metastore.txn.records import groups, operations, policies, processes, segments, subscriptions, topics, transactions
+from metastore.txn import paths, records
 from metastore.txn.records.json_record import JsonRecord
 from metastore.txn.records.operations import OffsetOp
 from metastore.txn.records.policies import PolicyRecord
 from metastore.txn.records.processes import BrokerRecord, CoordinatorRecord, Incarnation, VersionRecord
+from metastore.txn.records.quotas import QuotaRecord
 from metastore.txn.records.segments import Compaction, LedgerRecord, OwnerRecord, SegmentRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.topics import SchemaHistory, TopicRecord
@@ -321,6 +323,8 @@ OF_2: dict[str, tuple[str, bytes]] = {
     "committed offset": (paths.group_offset("g", SEGMENT), b'{"offset":1,"committed_ms":1}'),
     "counts of deliveries": (paths.delivery_counts(SEGMENT, "s", 1), b'{"through":"1:0:0"}'),
     "drain": (paths.drain_of_storage("a"), b'{"since_ms":1}'),
+    "quota": (paths.DEFAULT_QUOTA, QuotaRecord(requests_per_second=1).encode()),
+    "use of quotas": (paths.quota_use("a"), b'{"uses":{}}'),
     "offset in a transaction": (f"{paths.OPS}{'0' * 31}1/{'s'}:o:g", OFFSET),
 }
 OF_1: dict[str, tuple[str, bytes]] = {
@@ -395,6 +399,9 @@ NEEDS_2: dict[str, str] = {
     "GroupRecord": "generation updated_ms",
     "LedgerRecord": "hidden hidden_bytes form former first_offset",
     "OffsetOp": "kind segment group offset leader_epoch metadata",
+    "PrincipalUse": "rates limited",
+    "QuotaRecord": "requests_per_second bytes_in_per_second bytes_out_per_second",
+    "QuotaUseRecord": "uses",
     "PolicyRecord": " ".join(PolicyRecord.model_fields),
     "SchemaHistory": "version created_ms former forgotten",
     "SegmentRecord": "compaction removed_parents next_offset",
@@ -403,7 +410,7 @@ NEEDS_2: dict[str, str] = {
 }
 """What only `OF_2` above shows, or a part of that."""
 WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
-    "BrokerRecord": "draining listeners",  # it drains only once the version allows it; of addresses it knows one
+    "BrokerRecord": "draining listeners peer",  # it drains once the version allows it, and knows no quota
     "CoordinatorRecord": "listeners",
     "Incarnation": "barrier",  # for later releases
     "LedgerRecord": "bytes last_ms",  # measured again where they are missing
@@ -421,7 +428,8 @@ def test_every_field_of_every_record_has_a_version() -> None:
         for name, fields in listed.items():
             assert not known.setdefault(name, set()) & {*fields.split()}, name
             known[name].update(fields.split())
-    modules = (groups, operations, policies, processes, segments, subscriptions, topics, transactions)
+    names = [module.name for module in pkgutil.iter_modules(records.__path__)]
+    modules = [importlib.import_module(f"{records.__name__}.{name}") for name in names]
     models = {name: kind for module in modules for name, kind in vars(module).items() if _is_record(kind)}
     assert known == {name: {*kind.model_fields} for name, kind in models.items()}
 

@@ -14,6 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
+from metastore.backends.memory import MemoryStore
+from metastore.txn import paths
+from metastore.txn.records.processes import VersionRecord
+from metastore.txn.store import INDEXES
+from metastore.versions import FIRST, SPEAKS, ClusterVersion
+from metatxn.service.quotas.stored import StoredQuotas
+from metatxn.wire.errors import UpgradePending
 from tests.service.secured import Caller, secured
 from tests.service.security import TokenFile
 
@@ -104,6 +111,17 @@ async def test_a_bad_quota_is_refused_by_name(callers: tuple[Caller, Caller], bo
     assert (await asked(callers[0].coordinator, "GET", OWN))["quota"] == dict.fromkeys(
         ("requests_per_second", "bytes_in_per_second", "bytes_out_per_second")
     )
+
+
+async def test_no_quota_is_set_that_services_of_an_earlier_release_would_ignore() -> None:
+    store = MemoryStore(INDEXES)
+    await store.apply(store.batch().put(paths.VERSION, VersionRecord(version=FIRST).encode()))
+    quotas = StoredQuotas(store, ClusterVersion(FIRST))
+    with pytest.raises(UpgradePending, match="quotas of principals: needs cluster version 2"):
+        await quotas.change("bob", {"requests_per_second": 5})
+    assert (await quotas.get("bob")).quota.requests_per_second is None
+    await store.apply(store.batch().put(paths.VERSION, VersionRecord(version=SPEAKS).encode()))
+    assert (await quotas.change("bob", {"requests_per_second": 5})).quota.requests_per_second == 5
 
 
 async def test_160_both_services_keep_a_principal_to_its_quota(callers: tuple[Caller, Caller]) -> None:

@@ -11,14 +11,17 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records.quotas import QuotaRecord
 from metastore.types import Record
+from metastore.versions import ClusterVersion, Feature
+from metatxn.service.versions import require
 from metatxn.wire.quotas import QuotaInfo, QuotaSettings, effective_quota
 
 
 class StoredQuotas:
     """None stands for the default."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, version: ClusterVersion) -> None:
         self._store = store
+        self._version = version
 
     async def get(self, principal: str | None) -> QuotaInfo:
         keys = [_key(principal), paths.DEFAULT_QUOTA]
@@ -27,7 +30,9 @@ class StoredQuotas:
         return _info(principal, own, default)
 
     async def change(self, principal: str | None, changes: Mapping[str, Any]) -> QuotaInfo:
-        """Replace the amounts that `changes` names; None removes one."""
+        """Replace the amounts that `changes` names; None removes one. Raises UPGRADE_PENDING: services of release 0.2.0
+        let everybody use any amount."""
+        await require(self._store, self._version, Feature.QUOTAS)
         key = _key(principal)
         while True:
             stored = await self._store.get(key)

@@ -165,9 +165,19 @@ VERSIONS = (
         tests=(f"{_BROKER_TESTS}::test_brokers_ask_each_other_as_the_earlier_release_does",),
     ),
     Mutant(
+        "quotas-before-the-upgrade",
+        "no quota is set that services of an earlier release would ignore",
+        "metatxn/service/quotas/stored.py",
+        "        await require(self._store, self._version, Feature.QUOTAS)\n",
+        "",
+        tests=(
+            "tests/service/test_quota_rest.py::test_no_quota_is_set_that_services_of_an_earlier_release_would_ignore",
+        ),
+    ),
+    Mutant(
         "refused-after-the-upgrade",
         "nobody is refused once the upgrade is finalized",
-        "participants/common/versions.py",
+        "metatxn/service/versions.py",
         "        version.learn(await version_of(store))\n",
         "        pass\n",
         tests=(f"{_BROKER_TESTS}::test_what_an_earlier_release_does_not_know_is_refused_until_the_version_is_raised",),
