@@ -32,6 +32,7 @@ from metastore.txn.records.quotas import QuotaRecord
 from metastore.txn.records.segments import Compaction, LedgerRecord, OwnerRecord, SegmentRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.topics import SchemaHistory, TopicRecord
+from metastore.txn.records.transactions import TransactionKey
 from metastore.txn.store import INDEXES
 from metastore.types import RangeResult, Snapshot
 from metastore.upgrade import UpgradeRefused, raise_version, read_upgrade
@@ -299,6 +300,7 @@ def subscription(**facts: object) -> bytes:
     return SubscriptionRecord.model_validate(fields | facts).encode()
 
 
+KEY_OF_KAFKA = TransactionKey(epoch=1, updated_ms=1, last_txn_id="0" * 31 + "1").encode()
 OFFSET = OffsetOp(segment=SEGMENT, group="g", offset=1).encode()
 OF_2: dict[str, tuple[str, bytes]] = {
     "hidden": (paths.segment(SEGMENT), ledger(hidden=0)),
@@ -323,6 +325,7 @@ OF_2: dict[str, tuple[str, bytes]] = {
     "committed offset": (paths.group_offset("g", SEGMENT), b'{"offset":1,"committed_ms":1}'),
     "counts of deliveries": (paths.delivery_counts(SEGMENT, "s", 1), b'{"through":"1:0:0"}'),
     "drain": (paths.drain_of_storage("a"), b'{"since_ms":1}'),
+    "key of a producer of Kafka's": (paths.transaction_key(None, "k"), KEY_OF_KAFKA),
     "quota": (paths.DEFAULT_QUOTA, QuotaRecord(requests_per_second=1).encode()),
     "use of quotas": (paths.quota_use("a"), b'{"uses":{}}'),
     "offset in a transaction": (f"{paths.OPS}{'0' * 31}1/{'s'}:o:g", OFFSET),
@@ -407,10 +410,11 @@ NEEDS_2: dict[str, str] = {
     "SegmentRecord": "compaction removed_parents next_offset",
     "SubscriptionRecord": "ack_timeout_ms redelivery_delay_ms max_redelivery_delay_ms isolation",
     "TopicRecord": "policy first_segment format schema_history",
+    "TransactionKey": "last_txn_id ended_by_holder",
 }
 """What only `OF_2` above shows, or a part of that."""
 WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
-    "BrokerRecord": "draining listeners peer",  # it drains once the version allows it, and knows no quota
+    "BrokerRecord": "draining listeners peer kafka",  # it drains, and has clients of Kafka, once the version allows it
     "CoordinatorRecord": "listeners",
     "Incarnation": "barrier",  # for later releases
     "LedgerRecord": "bytes last_ms",  # measured again where they are missing

@@ -11,6 +11,7 @@ from metastore.txn.records.processes import VersionRecord
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.transactions import TransactionKey
 from metastore.types import Record
 from metastore.versions import FIRST, Feature, features_of
 
@@ -71,6 +72,10 @@ def _of_subscription(record: Record) -> list[Feature]:
     return list(features_of(decoded(record, SubscriptionRecord.decode)))
 
 
+def _of_transaction_key(record: Record) -> list[Feature]:
+    return [Feature.KAFKA] if decoded(record, TransactionKey.decode).last_txn_id is not None else []
+
+
 def _of_operation(record: Record) -> list[Feature]:
     return [Feature.KAFKA] if isinstance(decoded(record, decode_op), OffsetOp) else []
 
@@ -84,6 +89,7 @@ _NEEDS: Mapping[str, Callable[[Record], list[Feature]]] = {
     paths.OFFSETS_INDEX: lambda record: [Feature.KAFKA],
     paths.GROUPS: lambda record: [Feature.KAFKA],
     paths.GROUP_OFFSETS: lambda record: [Feature.KAFKA],
+    paths.TRANSACTION_KEYS: _of_transaction_key,
     paths.POLICIES: lambda record: [Feature.POLICIES],
     paths.TOPICS: _of_topic,
     paths.SEGMENTS: _of_segment,

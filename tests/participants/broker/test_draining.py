@@ -203,10 +203,10 @@ async def test_a_broker_that_stops_hands_over_while_it_serves(start: Start, worl
     first = await start()
     names = await create(first, 12)
     await serves(first, names)
-    second = await start()
-    await has_seen(first, second, draining=False)
     for name in names:
         await publish(first.broker.served[name], name)
+    second = await start()
+    await has_seen(first, second, draining=False)
     await first.broker.hand_over()
     owners = [await owner_of(world, name) for name in names]
     assert {owner.broker for owner in owners if owner is not None} == {second.broker.id}
