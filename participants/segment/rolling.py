@@ -14,6 +14,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from metastore.api import MetadataStore
+from metastore.errors import CheckFailed
+from metastore.txn import paths
 from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
 from metastore.types import AtVersion, Record, Version
@@ -97,7 +99,7 @@ async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorag
         nonlocal created
         if not segment.admits:
             return
-        stored = await stored_segment(segment, store)
+        stored = await _as_owner(segment, store)
         record = SegmentRecord.decode(stored.value)
         number = record.newest_ledger + 1
         record = await without_planned(segment.id, record, storage)
@@ -106,6 +108,19 @@ async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorag
 
     await until_done(segment, once, "roll again")
     return created
+
+
+async def _as_owner(segment: Segment, store: MetadataStore) -> Record:
+    """The segment's record as it was while this owner had the segment. What is planned in it was planned by this owner or
+    an earlier one, so no one else will list it, and it may be deleted. Raises `CheckFailed` if there is another owner:
+    what is planned may be the ledger that this one is about to list."""
+    check, key = segment.ownership.check, paths.segment(segment.id)
+    snapshot = await store.get_many([key, check.key])
+    stored, owner = snapshot.records[key], snapshot.records[check.key]
+    if owner is None or owner.version != check.version:
+        raise CheckFailed(check, owner, snapshot.revision)
+    assert stored is not None, "a segment is given up before it is deleted"
+    return stored
 
 
 async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) -> tuple[SegmentRecord, Version] | None:

@@ -17,6 +17,14 @@ _TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
 PARTICIPANTS = (
     Mutant(
+        "former-owner-deletes-what-is-planned",
+        "5.13: a planned ledger is deleted by an owner that has read the plan while it was the owner",
+        _ROLLING,
+        "    if owner is None or owner.version != check.version:\n",
+        "    if owner is None:\n",
+        tests=(f"{_TEST_ROLLING}::test_a_former_owner_deletes_no_ledger_that_the_next_one_has_planned",),
+    ),
+    Mutant(
         "failed-ledger-keeps-its-segment",
         "5.7: of a segment that another broker has, nothing is left in memory",
         _SEGMENT,

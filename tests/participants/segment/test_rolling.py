@@ -17,6 +17,7 @@ import pytest
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
+from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.frames import MIN_FRAME_BYTES, RawFrame
 from participants.ledger.chain import LedgerChain
@@ -24,7 +25,7 @@ from participants.segment.dedup_snapshot import SnapshotMissing
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from participants.txn.memory_buffer import MemoryTransactionBuffer
-from tests.participants.devices import on_local_files
+from tests.participants.devices import on_local_files, on_objects
 from tests.participants.ledger.faults import broken, no_space
 from tests.participants.segment.faulty_store import Fault, Matches, puts
 from tests.participants.segment.world import (
@@ -37,6 +38,7 @@ from tests.participants.segment.world import (
     released,
     sending,
     uncommitted,
+    until,
 )
 
 RECORD = puts(paths.segment(SEGMENT))
@@ -52,6 +54,17 @@ async def record_of(world: World) -> SegmentRecord:
     stored = await world.store.inner.get(paths.segment(SEGMENT))
     assert stored is not None
     return SegmentRecord.decode(stored.value)
+
+
+def puts_open_ledger(number: int) -> Matches:
+    """The apply that lists this ledger."""
+
+    def matches(batch: Batch) -> bool:
+        value = batch.puts.get(paths.segment(SEGMENT))
+        ledgers = SegmentRecord.decode(value).ledgers if value is not None else ()
+        return bool(ledgers) and ledgers[-1].id == number
+
+    return matches
 
 
 def nth_of(matches: Matches, number: int) -> Matches:
@@ -218,6 +231,28 @@ async def test_a_ledger_that_cannot_be_created_leaves_the_full_one_open(world: W
     assert await committed(segment) == [str(number) for number in range(6)]
     assert (await record_of(world)).planned is None
     assert node.device.ledgers() == {ledger.id for ledger in (await record_of(world)).ledgers}
+
+
+@on_objects
+async def test_a_former_owner_deletes_no_ledger_that_the_next_one_has_planned(world: World) -> None:
+    """It begins to roll, and meets the ledger that is about to be listed by an opening elsewhere."""
+    node = await world.first_node()
+    former = await node.open()
+    looks = world.store.hold_read(lambda keys: paths.segment(SEGMENT) in keys, unread=True)
+    for number in range(PER_LEDGER):
+        await publish(former, str(number))
+    await looks.reached.wait()
+    listing = world.store.fault(Fault(puts_open_ledger(2), hold_before=True))
+    opening = asyncio.create_task((await world.node(node.device)).open())
+    await listing.reached.wait()
+    assert (await record_of(world)).planned == 2
+    looks.go.set()
+    await until(former, lambda: former.lost)
+    await rolled(former)
+    listing.go.set()
+    await publish(await opening, "of the next owner")
+    again = await (await world.node(node.device)).open()
+    assert await committed(again) == ["0", "1", "2", "of the next owner"]
 
 
 async def test_an_append_that_fails_while_appends_change_over_is_no_end(world: World) -> None:
