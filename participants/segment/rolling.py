@@ -111,9 +111,9 @@ async def _created(segment: Segment, store: MetadataStore, storage: LedgerStorag
 
 
 async def _as_owner(segment: Segment, store: MetadataStore) -> Record:
-    """The segment's record as it was while this owner had the segment. What is planned in it was planned by this owner or
-    an earlier one, so no one else will list it, and it may be deleted. Raises `CheckFailed` if there is another owner:
-    what is planned may be the ledger that this one is about to list."""
+    """The segment's record as it was while this owner had the segment. What is planned in it was planned by this owner
+    or an earlier one, so no one else will list it, and it may be deleted. Raises `CheckFailed` if there is another
+    owner: what is planned may be the ledger that this one is about to list."""
     check, key = segment.ownership.check, paths.segment(segment.id)
     snapshot = await store.get_many([key, check.key])
     stored, owner = snapshot.records[key], snapshot.records[check.key]
