@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from metatxn.topics import Layout
@@ -70,7 +70,12 @@ class Link(Protocol):
         """Append `entry` to `segment` exactly once, and return its position. Raises `MetatxnError`."""
 
 
-T = TypeVar("T")
+class Item(Protocol):
+    number: int
+    """In its lane, in the order in which the items were put into it. The lane sets it."""
+
+
+T = TypeVar("T", bound=Item)
 
 
 class Format(Protocol[T]):
@@ -80,11 +85,12 @@ class Format(Protocol[T]):
 
     def size(self, item: T) -> int: ...
 
-    def key(self, item: T) -> Hashable:
+    def keys(self, items: Iterable[T]) -> set[Hashable]:
         """Items of one key arrive in the order of `put`."""
 
     def split(self, item: T, layout: Layout) -> Iterable[tuple[str, T]]:
-        """The item or its pieces, each with the segment it goes to."""
+        """The item or its pieces, each with the segment it goes to. Called once for each item, and again for those that
+        move when the layout changes."""
 
     def encode(self, items: list[T]) -> tuple[bytes, int]:
         """The payload of one entry, and its count of messages or rows."""
@@ -110,23 +116,17 @@ class Batching:
 class Flight(Generic[T]):
     """An entry that has no answer yet. `keys` are the keys of its items."""
 
-    numbered: list[tuple[int, T]]
+    items: list[T]
     size: int
     sequence: int
     keys: set[Hashable]
 
-    @property
-    def items(self) -> list[T]:
-        return [item for _, item in self.numbered]
-
 
 @dataclass(slots=True, eq=False)
 class Lane(Generic[T]):
-    """A lane, whose items are numbered in the order in which they were put into it."""
-
     segment: str
     txn_id: str | None
-    items: deque[tuple[int, T]] = field(default_factory=deque)
+    items: deque[T] = field(default_factory=deque)
     size: int = 0
     flights: list[Flight[T]] = field(default_factory=list)
     """The entry that was sent first is at the front."""
@@ -147,13 +147,13 @@ class Lane(Generic[T]):
 
     def settled(self, mark: int) -> bool:
         """Whether everything accepted before `accepted` was `mark` is durable, has failed, or has gone elsewhere."""
-        waiting = [flight.numbered[0][0] for flight in self.flights]
+        waiting = [flight.items[0].number for flight in self.flights]
         if self.items:
-            waiting.append(self.items[0][0])
+            waiting.append(self.items[0].number)
         return min(waiting, default=self.accepted) >= mark
 
     def take_back(self, flight: Flight[T]) -> None:
-        self.items = deque(sorted([*flight.numbered, *self.items], key=itemgetter(0)))
+        self.items = deque(sorted([*flight.items, *self.items], key=attrgetter("number")))
         self.size += flight.size
 
 
@@ -182,8 +182,8 @@ class OrderedDelivery(Generic[T]):
         self._producer = f"{name}/{link.new_name()}" if name else link.new_name()
         self._writer = writer
         self._failure_is_final = failure_is_final
-        self._put = 0
-        """The number of items."""
+        self._puts_left = PUTS_IN_A_ROW
+        """The number of items until the event loop has its turn."""
         self._sequence = 0
         """The sequence of the next entry."""
         self._layout: Layout | None = None
@@ -198,15 +198,26 @@ class OrderedDelivery(Generic[T]):
         """The number of waiters for lingering items: they flush them, or need the space."""
         self._closed = False
 
+    def put_at_once(self, item: T, txn_id: str | None) -> bool:
+        """Queue `item` as `put` does, if that needs not wait. Otherwise returns False."""
+        if self._layout is None or self.pending_bytes >= self.max_pending_bytes or self._puts_left == 0:
+            return False
+        self._puts_left -= 1
+        if self._closed or self._failures:
+            self.check(txn_id)
+        self._add(item, txn_id)
+        return True
+
     async def put(self, item: T, txn_id: str | None) -> None:
         """Queue `item`; waits while too much is pending. Raises the errors of `open` and `check`."""
         if self._layout is None or self.pending_bytes >= self.max_pending_bytes:
             await self.open()
             await self.space()
         self.check(txn_id)
-        self.add(item, txn_id)
-        self._put += 1
-        if self._put % PUTS_IN_A_ROW == 0:
+        self._add(item, txn_id)
+        self._puts_left -= 1
+        if self._puts_left <= 0:
+            self._puts_left = PUTS_IN_A_ROW
             await asyncio.sleep(0)
 
     @property
@@ -234,7 +245,10 @@ class OrderedDelivery(Generic[T]):
         """Queue `item`, however much is pending; an item that can no longer be sent fails."""
         if (failure := self._refusal(txn_id)) is not None:
             self._format.done([item], failure)
-            return
+        else:
+            self._add(item, txn_id)
+
+    def _add(self, item: T, txn_id: str | None) -> None:
         if self._ended and not self._lanes and self._layout is not None:
             self._ended.clear()
             self._layout = self._layout.without(())
@@ -299,7 +313,7 @@ class OrderedDelivery(Generic[T]):
     def _route(self, item: T, txn_id: str | None) -> None:
         assert self._layout is not None
         try:
-            pieces = list(self._format.split(item, self._layout))
+            pieces = tuple(self._format.split(item, self._layout))
         except MetatxnError as failure:
             self._failures.setdefault(txn_id, failure)
             self._format.done([item], failure)
@@ -312,15 +326,17 @@ class OrderedDelivery(Generic[T]):
             size = self._format.size(piece)
             if not lane.items:
                 lane.since = asyncio.get_running_loop().time()
-            lane.items.append((lane.accepted, piece))
+            piece.number = lane.accepted
+            lane.items.append(piece)
             lane.accepted += 1
             lane.size += size
             self.pending_bytes += size
-            self._kick(lane)
+            if not (lane.starting or lane.in_the_way) and (not lane.flights or self._is_full(lane)):
+                self._kick(lane)
 
     def _take_all(self, lane: Lane[T]) -> list[T]:
         """Empty the lane. Its items no longer count as pending."""
-        taken = [item for _, item in lane.items]
+        taken = list(lane.items)
         lane.items.clear()
         self._release(lane.size)
         lane.size = 0
@@ -364,14 +380,16 @@ class OrderedDelivery(Generic[T]):
 
     def _fits_beside(self, lane: Lane[T]) -> bool:
         """Whether the next entry may be sent while others are in flight; see the module's docstring."""
-        full = len(lane.items) >= self._batching.max_items or lane.size >= self._batching.max_bytes
-        if not full or lane.in_the_way or len(lane.flights) >= MAX_IN_FLIGHT:
+        if lane.in_the_way or not self._is_full(lane) or len(lane.flights) >= MAX_IN_FLIGHT:
             return False
         if self._sequence - lane.flights[0].sequence >= MAX_AHEAD:
             return False
-        keys = {self._format.key(item) for _, item in islice(lane.items, self._reach(lane)[0])}
+        keys = self._format.keys(islice(lane.items, self._reach(lane)[0]))
         lane.in_the_way = not all(keys.isdisjoint(flight.keys) for flight in lane.flights)
         return not lane.in_the_way
+
+    def _is_full(self, lane: Lane[T]) -> bool:
+        return len(lane.items) >= self._batching.max_items or lane.size >= self._batching.max_bytes
 
     def _due(self, lane: Lane[T]) -> bool:
         batching = self._batching
@@ -399,8 +417,10 @@ class OrderedDelivery(Generic[T]):
 
     def _reach(self, lane: Lane[T]) -> tuple[int, int]:
         """The number of items in the next entry, and their size."""
+        if len(lane.items) <= self._batching.max_items and lane.size <= self._batching.max_bytes:
+            return len(lane.items), lane.size
         size = 0
-        for count, (_, item) in enumerate(islice(lane.items, self._batching.max_items)):
+        for count, item in enumerate(islice(lane.items, self._batching.max_items)):
             larger = size + self._format.size(item)
             if count and larger > self._batching.max_bytes:
                 return count, size
@@ -411,7 +431,7 @@ class OrderedDelivery(Generic[T]):
         """Take the next entry."""
         count, size = self._reach(lane)
         taken = [lane.items.popleft() for _ in range(count)]
-        flight = Flight(taken, size, self._sequence, {self._format.key(item) for _, item in taken})
+        flight = Flight(taken, size, self._sequence, self._format.keys(taken))
         self._sequence += 1
         lane.size -= size
         lane.flights.append(flight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -32,13 +32,14 @@ KEY_METADATA = b"metatxn.key"
 """The name of the key column, in the Arrow schema of an entry."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """A piece of a batch that fits into one entry. `size` is its size in memory."""
 
     batch: pa.RecordBatch
     turn: int
     size: int
+    number: int = 0
 
 
 class ArrowFormat:
@@ -50,8 +51,9 @@ class ArrowFormat:
     def size(self, item: Rows) -> int:
         return item.size
 
-    def key(self, item: Rows) -> None:
+    def keys(self, items: Iterable[Rows]) -> set[Hashable]:
         """Rows of one segment keep the order in which they were written."""
+        return {None}
 
     def split(self, item: Rows, layout: Layout) -> Iterable[tuple[str, Rows]]:
         if self._key_column is None or len(layout.leaves) <= 1:

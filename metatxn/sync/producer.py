@@ -83,7 +83,7 @@ class Producer(Facade[AsyncProducer]):
                 self._background.call_soon(self._take_over)
                 self._woken = True
             self._laid_down.append((outgoing, txn))
-            self._bytes += len(outgoing.packed.content)
+            self._bytes += len(outgoing.content)
 
     def _take_over(self) -> None:
         """Runs on the loop."""

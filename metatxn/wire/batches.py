@@ -36,11 +36,8 @@ _LISTS = TypeAdapter(list[Any], config=ConfigDict(cache_strings="keys"))
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
-class PackedMessage(NamedTuple):
-    """A message, encoded but for its place in a batch."""
-
-    prefix: bytes
-    content: bytes
+PackedMessage = tuple[bytes, bytes]
+"""A message, encoded but for its place in a batch, which belongs between the two parts."""
 
 
 def packed_message(value: Any, key: str | None, properties: dict[str, str] | None) -> PackedMessage:
@@ -54,7 +51,7 @@ def packed_message(value: Any, key: str | None, properties: dict[str, str] | Non
     encoded_key = _NULL if key is None else _sized(str.encode(key))
     encoded_size = _NULL if value is None else encoded_varint(len(raw))
     headers = _NO_HEADERS if not properties else _headers_of(properties)
-    return PackedMessage(prefix, b"".join((encoded_key, encoded_size, raw, headers)))
+    return prefix, b"".join((encoded_key, encoded_size, raw, headers))
 
 
 def _json_of(value: Any) -> bytes:

@@ -97,7 +97,7 @@ def test_what_others_could_not_parse_is_refused() -> None:
 
 def raw(flag: int, value: bytes, key: bytes = b"") -> PackedMessage:
     """As another client could write it."""
-    return PackedMessage(bytes([flag, 0]), b"".join(encoded_varint(len(part)) + part for part in (key, value)) + b"\0")
+    return (bytes([flag, 0]), b"".join(encoded_varint(len(part)) + part for part in (key, value)) + b"\0")
 
 
 def test_a_value_that_only_claims_to_be_json_is_bytes_and_the_others_stay_what_they_are() -> None:

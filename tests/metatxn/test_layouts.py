@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metatxn.producer import BATCH_MESSAGES, STICKY_MESSAGES, MessageFormat, Outgoing
 from metatxn.topics import Layout
+from metatxn.wire.batches import packed_message
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo, hash_of_key
 from metatxn.wire.errors import NotFound
 
@@ -147,3 +150,25 @@ def test_every_key_has_somebody_but_for_what_was_sealed_for_good(seed: int, step
             chosen = {without.any_segment(turn) for turn in range(9)}
             running = {each.segment for each in without.leaves if each.state == "active"}
             assert chosen <= (running or without.names), "what has no key waits for nobody while somebody is active"
+
+
+def test_messages_without_a_key_go_to_the_next_segment_once_an_entry_of_enough_of_them_is_on_its_way() -> None:
+    """Few stay together, so that they share entries, and a small transaction needs one intent; none waits for an entry
+    forever."""
+    names = ["0000-7fff-0", "8000-ffff-1"]
+    layout = Layout(TopicInfo(name=TOPIC, segments=[segment(name, "active", [], []) for name in names]))
+    form = MessageFormat()
+
+    def sent(count: int, layout: Layout = layout) -> tuple[set[str], list[Outgoing]]:
+        messages = [Outgoing(None, *packed_message(7, None, None), concurrent.futures.Future()) for _ in range(count)]
+        return {place for each in messages for place, _ in form.split(each, layout)}, messages
+
+    (first,), few = sent(STICKY_MESSAGES - 1)
+    form.encode(few)
+    (same,), enough = sent(1)
+    form.encode(enough)
+    (second,), _ = sent(BATCH_MESSAGES)
+    assert same == first != second
+    assert sent(1)[0] == {first}, "an entry has not more"
+    renamed = Layout(TopicInfo(name=TOPIC, segments=[segment("0000-ffff-2", "active", [], [])]))
+    assert sent(1, renamed)[0] == set(renamed.names)

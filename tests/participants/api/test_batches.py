@@ -135,12 +135,12 @@ async def test_kafka_s_clients_are_told_what_is_json(process: BrokerProcess) -> 
     assert [each["value"] for each in found] == [{"a": [1, None, "ü"]}, None, None, "text"]
     is_json = {"content-type": "application/json"}
     assert [each["properties"] for each in found] == [{"p": "ü", **is_json}, {}, {}, is_json]
-    broken = pack_batch([PackedMessage(b"\0\0", b"\x7f")])[0]
+    broken = pack_batch([(b"\0\0", b"\x7f")])[0]
     assert_problem(await append(process, segment, broken), ErrorCode.INVALID_ARGUMENT, "body")
 
 
 def json_record(text: bytes) -> PackedMessage:
-    return PackedMessage(bytes([JSON, 0]), encoded_varint(-1) + encoded_varint(len(text)) + text + b"\0")
+    return bytes([JSON, 0]), encoded_varint(-1) + encoded_varint(len(text)) + text + b"\0"
 
 
 async def test_values_that_were_accepted_unseen_and_cannot_be_shown_say_why(process: BrokerProcess) -> None:
@@ -148,7 +148,7 @@ async def test_values_that_were_accepted_unseen_and_cannot_be_shown_say_why(proc
     (segment,) = await process.create("t")
     texts = [b"1", b"NaN", b'"\\ud800"', b"[" * 300 + b"]" * 300, b"no JSON"]
     await append(process, segment, pack_batch(map(json_record, texts))[0])
-    await append(process, segment, pack_batch([PackedMessage(b"\0\0", b"\x7f")])[0])
+    await append(process, segment, pack_batch([(b"\0\0", b"\x7f")])[0])
     first, *hidden, as_bytes, unreadable = await read(process)
     assert first["value"] == 1 and as_bytes["value_base64"] == "bm8gSlNPTg=="
     assert all(each["value"] is None and UNREADABLE in each["properties"] for each in (*hidden, unreadable))
