@@ -25,7 +25,6 @@ from metastore.txn.store import INDEXES
 from metatxn.cli.services import tune_interpreter
 from metatxn.wire.broker import Message
 from metatxn.wire.frames import Entry, PayloadKind
-from metatxn.wire.names import BrowseToken
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.local import LocalStorage
@@ -60,8 +59,8 @@ async def view(messages: Messages, topic: str) -> tuple[float, float]:
     while seen < KEYS:
         page = await messages.browse(topic, token, PAGE, "read_committed", None, 0, compacted=token is None)
         first = first or time.perf_counter() - began
-        seen += len(page.messages)
-        token = BrowseToken.parse(page.next)
+        seen += len(page.in_json().messages)
+        token = page.next
     assert seen == KEYS, seen
     return first, time.perf_counter() - began
 

@@ -12,13 +12,14 @@ import pyarrow as pa
 from metatxn.connection import Connection
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
-from metatxn.table_writer import KEY_METADATA, key_text
+from metatxn.table_writer import key_text
 from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
 from metatxn.wire.columns import Misfit, fitted, table_with_nulls
 from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_frames
 from metatxn.wire.record_batches import records_of
+from metatxn.wire.rows import KEY_COLUMN
 
 PAGE_BYTES = 8 * 1024 * 1024
 
@@ -151,7 +152,7 @@ def _written_table(frame: Frame) -> pa.Table:
 
 
 def _arrow_keys(table: pa.Table) -> list[str | None]:
-    name = (table.schema.metadata or {}).get(KEY_METADATA)
+    name = (table.schema.metadata or {}).get(KEY_COLUMN)
     if name is None or name.decode() not in table.column_names:
         return [None] * table.num_rows
     return [None if key is None else key_text(key) for key in table.column(name.decode()).to_pylist()]

@@ -18,6 +18,7 @@ from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from metatxn.wire.rows import KEY_COLUMN
 
 DEFAULT_ENTRY_BYTES = 1024 * 1024
 MAX_ENTRY_BATCHES = 10_000
@@ -28,8 +29,6 @@ SMALL_BATCH_BYTES = 64 * 1024
 SMALL_COLUMN_BYTES = 1024
 """Batches that are smaller on average are combined: readers are faster with large ones, and the description of a batch
 takes 100 bytes for each column. Other batches are not copied again."""
-KEY_METADATA = b"metatxn.key"
-"""The name of the key column, in the Arrow schema of an entry."""
 
 
 @dataclass(slots=True)
@@ -80,7 +79,7 @@ class ArrowFormat:
         batches = [item.batch for item in items]
         schema = batches[0].schema
         if self._key_column is not None:
-            schema = schema.with_metadata({**(schema.metadata or {}), KEY_METADATA: self._key_column.encode()})
+            schema = schema.with_metadata({**(schema.metadata or {}), KEY_COLUMN: self._key_column.encode()})
         if sum(item.size for item in items) < len(items) * max(SMALL_BATCH_BYTES, len(schema) * SMALL_COLUMN_BYTES):
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         batches = [batch.replace_schema_metadata(schema.metadata) for batch in batches]

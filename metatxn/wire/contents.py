@@ -1,4 +1,4 @@
-"""The messages of an entry that is not a table, whatever its payload kind."""
+"""The messages of an entry, whatever its payload kind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from metatxn.wire.batches import MessageColumns, unpack_batch
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.pulsar_entries import pulsar_bodies
 from metatxn.wire.record_batches import bodies_of
+from metatxn.wire.rows import rows_of
 
 
 def messages_of(frame: Entry) -> MessageColumns:
@@ -25,7 +26,7 @@ def messages_of(frame: Entry) -> MessageColumns:
         case PayloadKind.BYTES:
             return MessageColumns([None], [bytes(frame.payload)], [None])
         case PayloadKind.ARROW:
-            raise AssertionError("a table has rows")
+            return _columns(rows_of(frame.payload))
 
 
 def _columns(bodies: list[dict[str, Any]]) -> MessageColumns:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Self
 
 from metatxn.wire.position import Position
@@ -119,10 +120,21 @@ class MessageId:
 
 def message_ids(segment: str, position: Position, indexes: Iterable[int]) -> list[str]:
     """The ids of messages of one entry, as text. They differ only in their ends, so most of each is encoded once."""
-    head = json.dumps([segment, str(position)], separators=(",", ":"))[:-1].encode() + b","
+    head = b'[%b,"%b",' % (_in_json(segment), str(position).encode())
     shared = len(head) // 3 * 3  # base64 makes four characters of each three bytes, whatever follows
     start, rest = base64.urlsafe_b64encode(head[:shared]).decode(), head[shared:]
-    return [start + base64.urlsafe_b64encode(b"%b%d]" % (rest, index)).decode().rstrip("=") for index in indexes]
+    return [start + _end_of_id(rest, index) for index in indexes]
+
+
+@lru_cache(maxsize=1 << 10)
+def _in_json(segment: str) -> bytes:
+    return json.dumps(segment).encode()
+
+
+@lru_cache(maxsize=1 << 14)
+def _end_of_id(rest: bytes, index: int) -> str:
+    """`rest` is one of three, because every head has the same end."""
+    return base64.urlsafe_b64encode(b"%b%d]" % (rest, index)).decode().rstrip("=")
 
 
 @dataclass(frozen=True, slots=True)

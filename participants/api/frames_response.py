@@ -37,10 +37,17 @@ SMALL_BYTES = 64 << 10
 
 
 class FramesResponse(Response):
-    media_type = FRAMES_MEDIA_TYPE
+    """Frames, behind `head`."""
 
-    def __init__(self, frames: Sequence[RawFrame], headers: Mapping[str, str]) -> None:
-        self._runs = list(_runs(frames))
+    def __init__(
+        self,
+        frames: Sequence[RawFrame],
+        headers: Mapping[str, str],
+        head: bytes = b"",
+        media_type: str = FRAMES_MEDIA_TYPE,
+    ) -> None:
+        self.media_type = media_type
+        self._runs = [memoryview(head), *_runs(frames)] if head else list(_runs(frames))
         length = sum(map(len, self._runs))
         super().__init__(headers={**headers, "Content-Length": str(length)})
 
@@ -52,21 +59,29 @@ class FramesResponse(Response):
 
 
 class LargeEntryResponse(Response):
-    """One frame larger than `ANSWER_BYTES`. `read_part` reads its bytes from one offset up to another again."""
-
-    media_type = FRAMES_MEDIA_TYPE
+    """One frame larger than `ANSWER_BYTES`, behind `head`. `read_part` reads its bytes from one offset up to another
+    again."""
 
     def __init__(
-        self, frame: RawFrame, read_part: Callable[[int, int], Awaitable[memoryview]], headers: Mapping[str, str]
+        self,
+        frame: RawFrame,
+        read_part: Callable[[int, int], Awaitable[memoryview]],
+        headers: Mapping[str, str],
+        head: bytes = b"",
+        media_type: str = FRAMES_MEDIA_TYPE,
     ) -> None:
+        self.media_type = media_type
+        self._head = head
         self._read_part = read_part
         self._sums = [crc32(chunk) for chunk in _pieces(frame.data, CHUNK_BYTES)]
         self._length = len(frame.data)
         self._position = frame.position
-        super().__init__(headers={**headers, "Content-Length": str(self._length)})
+        super().__init__(headers={**headers, "Content-Length": str(len(head) + self._length)})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._head:
+            await send({"type": "http.response.body", "body": self._head, "more_body": True})
         for number in range(len(self._sums)):
             try:
                 chunk = await self._chunk(number)

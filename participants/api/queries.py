@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import Query
 from pydantic import BeforeValidator
 
-from metatxn.wire.names import parse_page_token
+from metatxn.wire.names import parse_page_token, place_or_time, token_or_time
 
 
 def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
@@ -16,4 +16,20 @@ def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
     return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
 
 
+MAX_WAIT_MS = 60_000
+MAX_READ_BYTES = 16 << 20
+PlaceQuery = Annotated[
+    Any,
+    parsed_by(place_or_time),
+    Query(description="`Metatxn-Next`, or a position, exclusive; or a time such as @2026-11-22T10:00:00Z"),
+]
+TokenQuery = Annotated[
+    Any,
+    parsed_by(token_or_time),
+    Query(description="`next` of an earlier answer, or a time such as @2026-11-22T10:00:00Z"),
+]
+RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
+StartQuery = Annotated[Literal["earliest", "latest"], Query(description="Where to begin without `after`")]
+WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
+MaxBytesQuery = Annotated[int, Query(ge=1, le=MAX_READ_BYTES)]
 PageTokenQuery = Annotated[str | None, parsed_by(parse_page_token), Query(max_length=1024)]

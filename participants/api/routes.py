@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -50,7 +50,7 @@ from metatxn.wire.broker import (
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.listeners import address_for
-from metatxn.wire.names import ReadPlace, ReadTime, place_or_time, token_or_time, topic_name
+from metatxn.wire.names import ReadPlace, ReadTime, topic_name
 from metatxn.wire.position import Position
 from metatxn.wire.text import no_control_characters
 from participants.api.broker_routes import add_broker_routes
@@ -58,8 +58,17 @@ from participants.api.frames_response import ANSWER_BYTES, FramesResponse, Large
 from participants.api.horizon_routes import add_horizon_routes
 from participants.api.large_answers import LargeAnswerRoute
 from participants.api.layout_routes import add_layout_routes
+from participants.api.page_routes import add_page_route
 from participants.api.policy_routes import add_policy_routes
-from participants.api.queries import PageTokenQuery, parsed_by
+from participants.api.queries import (
+    MaxBytesQuery,
+    PageTokenQuery,
+    PlaceQuery,
+    RevisionQuery,
+    StartQuery,
+    TokenQuery,
+    WaitQuery,
+)
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.schema_routes import add_schema_routes
 from participants.api.subscription_routes import add_subscription_routes
@@ -77,8 +86,6 @@ from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.reading import read_page, snapshot_revision
 
-MAX_WAIT_MS = 60_000
-MAX_READ_BYTES = 16 << 20
 MAX_NUMBER = 2**53 - 1
 _ENTRY_BODY = {
     "requestBody": {
@@ -96,33 +103,21 @@ _ENTRY_BODY = {
 }
 
 TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
-PlaceQuery = Annotated[
-    Any,
-    parsed_by(place_or_time),
-    Query(description="`Metatxn-Next`, or a position, exclusive; or a time such as @2026-11-22T10:00:00Z"),
-]
-TokenQuery = Annotated[
-    Any,
-    parsed_by(token_or_time),
-    Query(description="`next` of an earlier answer, or a time such as @2026-11-22T10:00:00Z"),
-]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
-RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
-StartQuery = Annotated[Literal["earliest", "latest"], Query(description="Where to begin without `after`")]
-WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 
 
 def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     api = APIRouter(route_class=LargeAnswerRoute)
     _topic_routes(api, broker)
-    _segment_routes(api, broker)
+    messages = Messages(broker)
+    _segment_routes(api, broker, messages)
     add_horizon_routes(api, broker)
     add_layout_routes(api, broker, layout)
     add_policy_routes(api, broker)
     add_broker_routes(api, broker)
     add_schema_routes(api, broker)
-    _message_routes(api, broker)
+    _message_routes(api, broker, messages)
     add_subscription_routes(api, broker)
     return api
 
@@ -173,12 +168,13 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         return await broker.topics.describe((await broker.topics.get(topic)).topic, listener)
 
 
-def _segment_routes(api: APIRouter, broker: Broker) -> None:
+def _segment_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
     _look_route(api, broker)
     _position_route(api, broker)
     quick = APIRouter(route_class=DirectRoute)
     _append_route(quick, broker)
     _read_route(quick, broker)
+    add_page_route(quick, broker, messages)
     api.routes.extend(quick.routes)
 
 
@@ -302,7 +298,7 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
     async def read_entries(
         segment: PathText,
         after: PlaceQuery = None,
-        max_bytes: Annotated[int, Query(ge=1, le=MAX_READ_BYTES)] = 1 << 20,
+        max_bytes: MaxBytesQuery = 1 << 20,
         isolation: Isolation = "read_committed",
         revision: RevisionQuery = None,
         wait_ms: WaitQuery = 0,
@@ -387,9 +383,7 @@ async def _page_within(
             segment = await broker.segment(segment.id)
 
 
-def _message_routes(api: APIRouter, broker: Broker) -> None:
-    messages = Messages(broker)
-
+def _message_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
     @api.post(
         "/v1/topics/{topic}/messages",
         tags=["messages"],
@@ -439,9 +433,10 @@ def _message_routes(api: APIRouter, broker: Broker) -> None:
         latest = start == "latest"
         if compacted and latest:
             raise errors.InvalidArgument("start: the compacted view has one beginning", field="start")
-        return await messages.browse(
+        page = await messages.browse(
             topic, after, max, isolation, revision, wait_ms, shown, compacted=compacted, latest=latest
         )
+        return page.in_json()
 
 
 def _detail(segment: Segment, last_visible: Position | None, owner: str) -> SegmentDetail:

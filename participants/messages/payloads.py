@@ -20,11 +20,9 @@ from metatxn.wire.contents import messages_of
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, Frame, PayloadKind, RawFrame, encode_frame, peek
 from metatxn.wire.names import message_ids
 from metatxn.wire.record_batches import CONTENT_TYPE, JSON_TYPE, KafkaRecord, bodies_of
+from metatxn.wire.rows import KEY_COLUMN, plain_values, rows_of
 from participants.messages.batches import encode_batch
 from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
-
-KEY_COLUMN = b"metatxn.key"
-"""The key in the metadata of an entry's Arrow schema that names the column with the key of each row."""
 
 _MESSAGES = TypeAdapter(list[Message])
 _READ_MESSAGES = TypeAdapter(list[ReadMessage])
@@ -139,7 +137,7 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
             every = json.loads(bytes(frame.payload))
             bodies = [every[index] for index in wanted]
         case PayloadKind.ARROW:
-            bodies = _rows(frame.payload, wanted)
+            bodies = rows_of(frame.payload, wanted)
         case PayloadKind.BYTES:
             bodies = [{"value_base64": base64.b64encode(frame.payload).decode()} for _ in wanted]
         case PayloadKind.BATCH | PayloadKind.PULSAR:
@@ -277,49 +275,5 @@ def _keyed_rows(payload: bytes | memoryview) -> Iterator[list[tuple[int, str, bo
     for start in range(0, table.num_rows, PIECE_ITEMS):
         nulls = [column.slice(start, PIECE_ITEMS).is_null().to_pylist() for column in columns.values()]
         deletes = map(all, zip(*nulls, strict=True)) if nulls else repeat(False)
-        rows = zip(count(start), _values(keys.slice(start, PIECE_ITEMS)), deletes)
+        rows = zip(count(start), plain_values(keys.slice(start, PIECE_ITEMS)), deletes)
         yield [(index, str(key), delete) for index, key, delete in rows if key is not None]
-
-
-def _rows(payload: bytes | memoryview, indexes: Sequence[int]) -> list[dict[str, Any]]:
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        table = reader.read_all()
-    if len(indexes) < table.num_rows:
-        table = table.take(pa.array(list(indexes), pa.int64()))
-    key_column = (table.schema.metadata or {}).get(KEY_COLUMN, b"").decode(errors="replace")
-    columns = [_values(column) for column in table.columns]
-    rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
-    rows = rows if columns else [{} for _ in indexes]
-    return [
-        {"value": _plain(row), "key": None if row.get(key_column) is None else str(row[key_column])} for row in rows
-    ]
-
-
-def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """The values of a column. Those for which Python has no type (nanoseconds, years beyond 9999) become text or
-    numbers."""
-    try:
-        return column.to_pylist()
-    except (pa.ArrowException, ValueError, OverflowError):
-        pass
-    for kind in (pa.string(), pa.int64(), pa.int32()):
-        try:
-            return column.cast(kind).to_pylist()
-        except (pa.ArrowException, ValueError, OverflowError):
-            continue
-    return [str(column.type)] * len(column)
-
-
-def _plain(value: Any) -> Any:
-    """A value that JSON can express; other Arrow values become text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)

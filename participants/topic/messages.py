@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from metastore.errors import MetastoreError
@@ -16,7 +17,7 @@ from metastore.txn.records.topics import TopicRecord
 from metastore.types import Revision
 from metatxn.wire import errors
 from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
-from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.frames import Entry, PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadTime, SegmentParts
 from metatxn.wire.position import Position
@@ -50,6 +51,31 @@ class PublishOptions:
     sequence: int | None
     authorization: str | None = None
     """The caller's `Authorization`, for the owners of other segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Browsed:
+    """Messages of one entry."""
+
+    segment: AnySegment
+    frame: RawFrame
+    indexes: range
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsePage:
+    """`found` are the messages, or `latest` those of a compacted view. `more` tells that more was readable."""
+
+    next: BrowseToken
+    revision: Revision | None
+    found: Sequence[Browsed] = ()
+    latest: Sequence[ReadMessage] = ()
+    more: bool = False
+
+    def in_json(self) -> ReadMessagesAnswer:
+        read = [read_messages(each.segment.id, each.frame, each.indexes) for each in self.found]
+        messages = [*self.latest, *chain.from_iterable(read)]
+        return ReadMessagesAnswer(messages=messages, next=str(self.next), revision=self.revision)
 
 
 class Messages:
@@ -139,16 +165,18 @@ class Messages:
         self,
         topic_name: str,
         token: BrowseToken | ReadTime | None,
-        limit: int,
+        limit: int | None,
         isolation: Isolation,
         revision: Revision | None,
         wait_ms: int,
         authorization: str | None = None,
         *,
+        max_bytes: int = BROWSE_BYTES,
         compacted: bool = False,
         latest: bool = False,
-    ) -> ReadMessagesAnswer:
-        """Up to `limit` messages after `token`, or fewer if they are large. Waits up to `wait_ms` for the first one.
+    ) -> BrowsePage:
+        """Up to `limit` messages after `token`, or fewer if they have more than `max_bytes`; without a limit, the rest
+        of whole entries. At least one message. Waits up to `wait_ms` for the first one.
 
         A time as the token begins with what was published then or later. Without a token, `latest` returns at once with
         the place after everything readable, and `compacted` begins with the compacted view (see `compaction`). Later
@@ -173,13 +201,14 @@ class Messages:
                 places = await self._without_removed(places, segments, token.ends if token is not None else None)
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
-                return ReadMessagesAnswer(messages=[], next=str(BrowseToken(places, revision)), revision=revision)
+                return BrowsePage(BrowseToken(places, revision), revision)
             if compacted and token is None:
                 token = await self._compacted.begin(segments, isolation, revision)
             if token is not None and token.ends is not None:
-                found, token = await self._compacted.page(segments, token, limit, isolation)
-                if found or token.ends is not None:
-                    return ReadMessagesAnswer(messages=found, next=str(token), revision=revision)
+                assert limit is not None
+                kept, token = await self._compacted.page(segments, token, limit, isolation)
+                if kept or token.ends is not None:
+                    return BrowsePage(token, revision, latest=kept)
                 places = dict(token.places)  # the view has no more pages: continue with what comes
             changes = [
                 change
@@ -187,10 +216,10 @@ class Messages:
                 if isinstance(segment, Segment)
                 for change in segment.next_changes(isolation)
             ]
-            found = await self._collect(segments, places, limit, isolation, revision)
+            found, more = await self._collect(segments, places, limit, max_bytes, isolation, revision)
             left = deadline - asyncio.get_running_loop().time()
             if found or left <= 0 or isolation == "snapshot":
-                return ReadMessagesAnswer(messages=found, next=str(BrowseToken(places, revision)), revision=revision)
+                return BrowsePage(BrowseToken(places, revision), revision, found, more=more)
             remote = [segment for segment in segments if isinstance(segment, RemoteSegment)]
             await _first_change(changes, remote, places, isolation, left)
             await self._broker.decisions_told()
@@ -224,15 +253,16 @@ class Messages:
         self,
         segments: Sequence[AnySegment],
         places: dict[str, tuple[Position, int]],
-        limit: int,
+        limit: int | None,
+        room_bytes: int,
         isolation: Isolation,
         revision: Revision | None,
-    ) -> list[ReadMessage]:
+    ) -> tuple[list[Browsed], bool]:
         """Read the segments in the order of the layout, in which parents come before their children. A child is read
         once its parents have been read to their end, so that the messages of a key come in the order in which they were
-        written."""
-        found: list[ReadMessage] = []
-        room_bytes = BROWSE_BYTES
+        written. Returns also whether there was more to read."""
+        found: list[Browsed] = []
+        room, more = sys.maxsize if limit is None else limit, False
         unread: set[str] = set()
         for segment in segments:
             if not unread.isdisjoint(segment.record.parents):
@@ -240,26 +270,31 @@ class Messages:
                 continue
             at, taken = places.get(segment.id, (start_of(segment), 0))
             end = False
-            while not end and len(found) < limit:
-                page = await read_page(segment, at, BROWSE_BYTES, isolation, revision)
+            while not end and room > 0 and (room_bytes > 0 or not found):
+                page = await read_page(segment, at, max(1, min(room_bytes, BROWSE_BYTES)), isolation, revision)
                 end = page.end
                 for frame in page.frames:
                     left = range(taken, message_count(frame))
                     each_bytes = max(1, len(frame.data) // max(1, message_count(frame)))
-                    room = max(min(limit - len(found), room_bytes // each_bytes), int(not found))
-                    found += read_messages(segment.id, frame, left[:room])
-                    room_bytes -= each_bytes * len(left[:room])
+                    fitting = max(min(room, room_bytes // each_bytes), int(not found))
+                    if limit is None and fitting < len(left):
+                        fitting = 0 if found else len(left)
+                    some = left[:fitting]
+                    if some:
+                        found.append(Browsed(segment, frame, some))
+                    room, room_bytes = room - len(some), room_bytes - each_bytes * len(some)
                     if isinstance(segment, Segment):  # another broker counts what it sends
-                        segment.traffic.went_out(len(left[:room]), each_bytes * len(left[:room]))
-                    if len(left) > room:
-                        places[segment.id] = (at, taken + room)
-                        return found
+                        segment.traffic.went_out(len(some), each_bytes * len(some))
+                    if len(left) > fitting:
+                        places[segment.id] = (at, taken + fitting)
+                        return found, True
                     at, taken = frame.position, 0
                 at, taken = max(at, page.next), 0
+            more = more or not end
             places[segment.id] = (at, taken)
             if not segment.ended_at(at):
                 unread.add(segment.id)
-        return found
+        return found, more
 
     async def _ends(
         self, segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None

@@ -35,6 +35,7 @@ from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
+from metatxn.wire.pages import PageHead, PagePart, decode_page, encode_head
 from metatxn.wire.position import Position
 from metatxn.wire.pulsar_entries import decode_pulsar, pulsar_bodies
 from metatxn.wire.record_batches import HEADER as HEADER_OF_BATCH
@@ -227,6 +228,19 @@ def check_messages(data: bytes) -> None:
         assert decode_messages(encode_messages(messages)) == messages
 
 
+def check_page(data: bytes) -> None:
+    try:
+        head, entries = decode_page(data)
+    except ValueError:
+        return
+    assert sum(part.bytes for part in head.parts) >= sum(frames.MIN_FRAME_BYTES for _ in entries)
+
+
+def good_page() -> bytes:
+    some = good_frames()[-1]
+    return encode_head(PageHead(parts=[PagePart(segment="s", bytes=len(some), skip=1)], next="x", more=True)) + some
+
+
 def check_batch_of_messages(data: bytes) -> None:
     """As it is, and with a header that fits. What counts as so many messages is read as so many."""
     body = data[HEADER_OF_BATCH.size :]
@@ -414,6 +428,7 @@ TARGETS: Mapping[str, Target] = {
     "page tokens": text_target(parse_page_token, page_token, page_token("orders")),
     "pages of the coordinator": Target(check_coordinator_page, [make_token("all", str(TXN)).encode()]),
     "messages": Target(check_messages, [json.dumps([{"key": "k", "value": {"n": [1.5, None]}}]).encode()]),
+    "pages of topics": Target(check_page, [good_page()]),
     "batches": Target(check_batch_of_messages, [pack_batch([packed_message({"n": [1.5, None]}, "k", {"p": "x"})])[0]]),
     "Arrow streams": Target(check_arrow, [arrow_stream()]),
     "authorization": Target(check_authorization, [b"mtx_0000000000000000_0", b"Bearer a.b.c", b"e30.e30.e30"]),

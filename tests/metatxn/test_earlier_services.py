@@ -16,6 +16,7 @@ from metatxn.json_messages import entry_in_json
 from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
 from metatxn.wire.broker import BATCH_MEDIA_TYPE, END_HEADER, MESSAGES_MEDIA_TYPE, NEXT_HEADER
 from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.pages import PageHead, encode_head
 from participants.messages.payloads import batch_as_json, decode_messages
 from tests.metatxn.fake_cluster import FakeCluster
 from tests.metatxn.test_batches import MESSAGE
@@ -55,6 +56,24 @@ def test_frames_are_read_without_a_parameter_that_is_not_known() -> None:
         with cluster.client() as client:
             client.read_frames("s-0")
         assert ("batches=true" in cluster.requests[-1]) is asks
+
+
+def test_topics_are_read_in_json_until_every_service_knows_batches() -> None:
+    cluster = FakeCluster()
+    cluster.version = None
+    messages = [{"message_id": "m", "value": 7, "key": "k", "publish_ms": 1}]
+    in_json = httpx.Response(200, json={"messages": messages, "next": "n"})
+    in_batches = httpx.Response(200, content=encode_head(PageHead(parts=[], next="n")))
+    cluster.before += [("GET /v1/topics/t/", lambda _: in_json), ("GET /v1/topics/t/", lambda _: in_batches)]
+    with cluster.client() as client:
+        reader = client.reader("t")
+        message = next(iter(reader))
+        assert (message.value, message.key) == (7, "k")
+        cluster.version = 2
+        client.cluster()
+        assert list(reader) == []
+    paths = [request.split("?")[0] for request in cluster.requests if request.startswith("GET /v1/topics/t/")]
+    assert paths == ["GET /v1/topics/t/messages", "GET /v1/topics/t/batches"]
 
 
 @settings(deadline=None)

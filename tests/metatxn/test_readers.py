@@ -6,17 +6,30 @@ Method: a fake cluster whose pages of messages the test gives, and holds back.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import httpx
 import pytest
 
 import metatxn
-from metatxn.reader import PAGE_MESSAGES
+from metatxn.wire.batches import pack_batch, packed_message
+from metatxn.wire.frames import Frame, PayloadKind, encode_frame
 from metatxn.wire.names import MessageId, message_ids
+from metatxn.wire.pages import PageHead, PagePart, encode_head
 from metatxn.wire.position import Position
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Outcome
+
+PAGE = 1000
+
+
+def page_of(values: Sequence[object], after: int, *, more: bool) -> bytes:
+    """One entry with these messages."""
+    frames = b""
+    if values:
+        batch, count = pack_batch(packed_message(value, None, None) for value in values)
+        frames = encode_frame(Frame(batch, PayloadKind.BATCH, count, position=Position(1, after), publish_ms=0))
+    parts = [PagePart(segment="s", bytes=len(frames))] if values else []
+    return encode_head(PageHead(parts=parts, next=str(after + len(values)), more=more)) + frames
 
 
 class Log:
@@ -36,20 +49,19 @@ class Log:
         if self.failing and after != "0":
             self.failing -= 1
             return httpx.Response(400, json={"code": "INVALID_ARGUMENT", "retriable": False, "definite": True})
-        found = self.values[int(after) :][:PAGE_MESSAGES]
-        messages = [{"message_id": f"m{value}", "value": value, "publish_ms": 0} for value in found]
-        return httpx.Response(200, content=json.dumps({"messages": messages, "next": str(int(after) + len(found))}))
+        found = self.values[int(after) :][:PAGE]
+        return httpx.Response(200, content=page_of(found, int(after), more=len(found) == PAGE))
 
 
 @pytest.fixture
 def log() -> Log:
-    return Log(2 * PAGE_MESSAGES + 1)
+    return Log(2 * PAGE + 1)
 
 
 @pytest.fixture
 async def reader(log: Log) -> AsyncIterator[metatxn.AsyncReader]:
     cluster = FakeCluster()
-    cluster.before = [("GET /v1/topics/t/messages", log)] * 100
+    cluster.before = [("GET /v1/topics/t/batches", log)] * 100
     async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
         yield await client.reader("t")
 
@@ -61,7 +73,7 @@ async def values(reader: metatxn.AsyncReader) -> list[object]:
 async def test_one_page_is_requested_while_the_page_before_it_is_handed_out(
     reader: metatxn.AsyncReader, log: Log
 ) -> None:
-    second = str(PAGE_MESSAGES)
+    second = str(PAGE)
     log.held[second] = asyncio.Event()
     messages = aiter(reader)
     assert (await anext(messages)).value == 0
@@ -77,9 +89,9 @@ async def test_one_page_is_requested_while_the_page_before_it_is_handed_out(
 
 async def test_a_reader_that_goes_on_at_the_end_sees_what_came_meanwhile(log: Log) -> None:
     """The page ahead was requested while it was empty, a long time ago."""
-    log.values = log.values[:PAGE_MESSAGES]
+    log.values = log.values[:PAGE]
     cluster = FakeCluster()
-    cluster.before = [("GET /v1/topics/t/messages", log)] * 100
+    cluster.before = [("GET /v1/topics/t/batches", log)] * 100
     async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
         messages = aiter(await client.reader("t"))
         for value in log.values[:]:

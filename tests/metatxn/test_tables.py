@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import metatxn
-from metatxn.table_writer import KEY_METADATA
 from metatxn.topics import Layout, LayoutCache
 from metatxn.wire.frames import PayloadKind
+from metatxn.wire.rows import KEY_COLUMN
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
 
@@ -106,7 +106,7 @@ def test_small_entries(client: metatxn.Client, table_topic: str) -> None:
     for frame in page.frames:
         assert frame.kind is PayloadKind.ARROW and frame.writer == "w" and str(frame.txn_id) == txn.id
         stream = pa.ipc.open_stream(pa.py_buffer(frame.payload))
-        assert (stream.schema.metadata or {})[KEY_METADATA] == b"id"
+        assert (stream.schema.metadata or {})[KEY_COLUMN] == b"id"
         assert client.decode_entry(frame, SCHEMA).num_rows == frame.count
         assert len(frame.payload) < 4000
 

@@ -14,6 +14,7 @@ import pytest
 
 import metatxn
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.pages import PageHead, encode_head
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Outcome, answering, lost
 from tests.simulation.loop import SimulationLoop
 
@@ -85,9 +86,9 @@ def test_patience_costs_no_time() -> None:
 async def test_a_reader_finds_the_end_with_one_request() -> None:
     """However large the topic is: nothing of it is read."""
     cluster = FakeCluster()
-    page = httpx.Response(200, json={"messages": [], "next": "the end", "revision": None})
-    cluster.before = [("GET /v1/topics/t/messages", lambda _: page)]
+    page = httpx.Response(200, content=encode_head(PageHead(parts=[], next="the end")))
+    cluster.before = [("GET /v1/topics/t/batches", lambda _: page)]
     async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
         assert (await client.reader("t", start="latest")).token == "the end"
-    (request,) = (each for each in cluster.requests if "/messages" in each)
+    (request,) = (each for each in cluster.requests if "/batches" in each)
     assert "start=latest" in request

@@ -27,8 +27,10 @@ from metatxn.wire.broker import (
     REVISION_HEADER,
     hash_of_key,
 )
+from metatxn.wire.contents import messages_of
 from metatxn.wire.frames import PayloadKind, decode_frames
 from metatxn.wire.names import MessageId
+from metatxn.wire.pages import PageEntry, decode_page
 from tests.simulation.history import Asked, Begun, History, Outcome, Seen, connection
 from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreachable, url
 from tests.simulation.world import World
@@ -405,9 +407,15 @@ class Client:
         await self._ask("DELETE", self._brokers, f"/v1/segments/{quote(segment, safe='')}", segment=segment)
 
     async def browse(self, topic: str, after: str | None, limit: int) -> tuple[list[dict[str, Any]], str]:
-        """A page of messages through any broker, and where to go on."""
-        path = f"/v1/topics/{quote(topic, safe='')}/messages"
-        said = (await self._ask("GET", self._brokers, path, {"after": after, "max": limit})).json()
+        """A page of messages through any broker, and where to go on. Some pages are read with JSON, others in batches:
+        then they have whole entries."""
+        path = f"/v1/topics/{quote(topic, safe='')}"
+        if self._random.random() < 0.5:
+            head, entries = decode_page(
+                (await self._ask("GET", self._brokers, f"{path}/batches", {"after": after, "max_bytes": 1000})).body
+            )
+            return [message for entry in entries for message in _messages_in(entry)], head.next
+        said = (await self._ask("GET", self._brokers, f"{path}/messages", {"after": after, "max": limit})).json()
         return said["messages"], said["next"]
 
     # -- one call ----------------------------------------------------------------------------------------------
@@ -529,6 +537,12 @@ def frames_of(segment: str, body: bytes) -> list[Seen]:
                 )
             )
     return found
+
+
+def _messages_in(entry: PageEntry) -> list[dict[str, Any]]:
+    values = messages_of(entry.frame).values[entry.skip :]
+    as_bytes = [base64.b64encode(value).decode() if isinstance(value, bytes) else None for value in values]
+    return [{"value": value, "value_base64": encoded} for value, encoded in zip(values, as_bytes, strict=True)]
 
 
 def payload_of(message: dict[str, Any]) -> Any:

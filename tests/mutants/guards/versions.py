@@ -149,6 +149,16 @@ VERSIONS = (
         ),
     ),
     Mutant(
+        "pages-of-any-broker",
+        "a client asks for pages of entries only where every service has them",
+        "metatxn/reader.py",
+        "        in_json = in_view or not await self._connection.directory.knows_batches()\n",
+        "        in_json = in_view\n",
+        tests=(
+            "tests/metatxn/test_earlier_services.py::test_topics_are_read_in_json_until_every_service_knows_batches",
+        ),
+    ),
+    Mutant(
         "schema-versions-before-the-upgrade",
         "an earlier release would drop the versions of a schema",
         "participants/messages/schema_versions.py",

@@ -30,8 +30,9 @@ from metatxn.wire.broker import (
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_frames
 from metatxn.wire.problems import MEDIA_TYPE
-from participants.messages.payloads import KEY_COLUMN
+from metatxn.wire.rows import KEY_COLUMN
 from tests.participants.broker.process import BrokerProcess
+from tests.participants.pages import assert_read_alike
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import World, publish, released, sending
 
@@ -84,6 +85,7 @@ async def browse(process: BrokerProcess, topic: str, **query: Any) -> list[dict[
     answer = await process.http.get(f"/v1/topics/{enc(topic)}/messages", params=query)
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()["messages"]
+    await assert_read_alike(process.http, enc(topic), found, query)
     return found
 
 

@@ -13,6 +13,7 @@ from metastore.types import Batch
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.ids import TxnId
 from tests.participants.broker.process import BrokerProcess
+from tests.participants.pages import assert_read_alike
 from tests.participants.segment.faulty_store import Fault
 from tests.participants.segment.world import World
 
@@ -75,15 +76,16 @@ async def send(
 
 async def browse(process: BrokerProcess, topic: str = "t", **query: Any) -> list[Any]:
     """Every value that is readable now, in the order in which a reader gets them."""
-    values: list[Any] = []
+    found: list[dict[str, Any]] = []
     after: dict[str, Any] = {}
     while True:
         answer = await process.http.get(f"/v1/topics/{topic}/messages", params=query | after)
         assert answer.status_code == 200, answer.text
         page = answer.json()
         if not page["messages"]:
-            return values
-        values += [message["value"] for message in page["messages"]]
+            await assert_read_alike(process.http, topic, found, query)
+            return [message["value"] for message in found]
+        found += page["messages"]
         after = {"after": page["next"]}
 
 

@@ -20,6 +20,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, MAX_ENTRY_MESSAGES, MESSAGES_MEDIA_TYPE, Message
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
+from metatxn.wire.rows import KEY_COLUMN
 from participants.messages import payloads, pieces
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
@@ -95,7 +96,7 @@ async def test_a_compacted_view_is_made_in_turns(
     if kind == MESSAGES_MEDIA_TYPE:
         body = json.dumps(rows).encode()
     else:
-        table = pa.Table.from_pylist(rows).replace_schema_metadata({payloads.KEY_COLUMN: b"key"})
+        table = pa.Table.from_pylist(rows).replace_schema_metadata({KEY_COLUMN: b"key"})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)

@@ -24,6 +24,7 @@ from tests.over_httpx import OverHttpx
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.broker.test_placement import create, spread
 from tests.participants.devices import only
+from tests.participants.pages import assert_read_alike
 from tests.participants.segment.world import World
 
 device = only("objects")
@@ -45,7 +46,7 @@ async def brokers(world: World) -> AsyncIterator[list[SharedBroker]]:
 
 async def browsed(broker: SharedBroker, **params: Any) -> list[Any]:
     """Every value, page by page."""
-    found: list[Any] = []
+    found: list[dict[str, Any]] = []
     token = None
     while True:
         answer = await broker.http.get(
@@ -53,8 +54,9 @@ async def browsed(broker: SharedBroker, **params: Any) -> list[Any]:
         )
         assert answer.status_code == 200, answer.text
         if not answer.json()["messages"]:
-            return found
-        found += [message["value"] for message in answer.json()["messages"]]
+            await assert_read_alike(broker.http, "t", found, params)
+            return [message["value"] for message in found]
+        found += answer.json()["messages"]
         token = answer.json()["next"]
 
 

@@ -271,10 +271,10 @@ async def _values(life: Life, topic: str) -> dict[str | None, list[Any]]:
     """By key, in their order."""
     values: dict[str | None, list[Any]] = {}
     token: BrowseToken | None = None
-    while (page := await life.messages.browse(topic, token, 1000, "read_committed", None, 0)).messages:
-        for message in page.messages:
+    while (page := await life.messages.browse(topic, token, 1000, "read_committed", None, 0)).found:
+        for message in page.in_json().messages:
             values.setdefault(message.key, []).append(message.value)
-        token = BrowseToken.parse(page.next)
+        token = page.next
     return values
 
 

@@ -1,0 +1,135 @@
+"""Goal: whoever reads a topic in batches gets what other readers get, page by page, and a page has a bound.
+
+Method: a broker in-process, its HTTP paths. That both reads agree is also asserted wherever the tests of this package
+browse a topic (`tests/participants/pages.py`): over splits, merges, removals, several brokers and every kind of entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metatxn.wire.batches import pack_batch, packed_message
+from metatxn.wire.errors import ErrorCode
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, FrameError, PayloadKind
+from metatxn.wire.pages import decode_page
+from participants.api.frames_response import ANSWER_BYTES
+from tests.participants.api.test_batches import append as append_batch
+from tests.participants.api.test_rest import append, assert_problem, send
+from tests.participants.broker.process import BrokerProcess
+from tests.participants.pages import read_all, read_page
+from tests.participants.segment.world import World
+
+
+async def test_a_page_has_the_entries_of_all_segments_as_they_are_stored(process: BrokerProcess) -> None:
+    await process.create("t", segments=2)
+    for number in range(4):
+        await send(process, "t", *({"key": str(key), "value": number} for key in range(8)))
+    head, entries = await read_page(process.http, "t")
+    assert [part.segment for part in head.parts] == list(dict.fromkeys(each.segment for each in entries))
+    assert len(head.parts) == 2 and len(entries) == 8 and not head.more
+    assert {each.frame.kind for each in entries} == {PayloadKind.MESSAGES}
+    nothing, none = await read_page(process.http, "t", after=head.next)
+    assert not none and not nothing.parts and not nothing.more
+
+
+async def test_a_page_has_as_many_entries_as_fit_and_at_least_one(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    sizes = [100, 100, 5_000, 100, 100]
+    for size in sizes:
+        await append(process, segment, bytes(size))
+    pages: list[list[int]] = []
+    after: dict[str, str] = {}
+    while True:
+        head, entries = await read_page(process.http, "t", max_bytes=400, **after)
+        if not entries:
+            break
+        pages.append([len(each.frame.payload) for each in entries])
+        assert head.more == (sum(map(len, pages)) < len(sizes))
+        after = {"after": head.next}
+    assert pages == [[100, 100], [5_000], [100, 100]]
+
+
+async def test_a_reader_goes_on_in_the_middle_of_an_entry_and_ends_at_the_end_of_one(process: BrokerProcess) -> None:
+    await process.create("t", segments=2)
+    for _ in range(2):
+        await send(process, "t", *({"key": str(number), "value": number} for number in range(20)))
+    every = (await process.http.get("/v1/topics/t/messages")).json()["messages"]
+    for limit in (1, 3, 25):
+        first = (await process.http.get("/v1/topics/t/messages", params={"max": limit})).json()
+        head, entries = await read_page(process.http, "t", after=first["next"])
+        assert entries[0].skip == head.parts[0].skip
+        assert first["messages"] + await read_all(process.http, "t", after=first["next"]) == every
+    head, entries = await read_page(process.http, "t", max_bytes=1)
+    assert [each.skip for each in entries] == [0] and head.more
+    rest = (await process.http.get("/v1/topics/t/messages", params={"after": head.next})).json()["messages"]
+    assert rest == every[entries[0].frame.count :]
+
+
+async def test_a_reader_that_waits_is_woken_by_a_commit(process: BrokerProcess, world: World) -> None:
+    await process.create("t")
+    latest, entries = await read_page(process.http, "t", start="latest")
+    assert not entries and not latest.more
+    txn = await world.begin()
+    await send(process, "t", {"value": 1}, txn_id=str(txn))
+    waiting = asyncio.create_task(read_page(process.http, "t", after=latest.next, wait_ms=60_000))
+    await asyncio.sleep(0)
+    await world.commit(txn)
+    _, (entry,) = await waiting
+    assert str(entry.frame.txn_id) == str(txn)
+
+
+async def test_a_snapshot_tells_its_revision(process: BrokerProcess) -> None:
+    await process.create("t")
+    await send(process, "t", {"value": 1})
+    head, _ = await read_page(process.http, "t", isolation="snapshot")
+    assert head.revision is not None
+    await send(process, "t", {"value": 2})
+    again, _ = await read_page(process.http, "t", isolation="snapshot", after=head.next)
+    assert again.revision == head.revision
+
+
+async def test_a_large_entry_is_sent_as_a_whole(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    batch, _ = pack_batch([packed_message(bytes(MAX_PAYLOAD_BYTES - 100), None, None)])
+    assert len(batch) > ANSWER_BYTES
+    assert (await append_batch(process, segment, batch)).status_code == 200
+    _, (entry,) = await read_page(process.http, "t")
+    assert bytes(entry.frame.payload) == batch
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("after=nonsense", "after"), ("max_bytes=0", "max_bytes"), ("isolation=serial", "isolation"), ("max=3", "max")],
+)
+async def test_a_bad_read_is_refused_by_the_name_of_its_field(process: BrokerProcess, query: str, field: str) -> None:
+    await process.create("t")
+    assert_problem(await process.http.get(f"/v1/topics/t/batches?{query}"), ErrorCode.INVALID_ARGUMENT, field)
+
+
+async def test_a_compacted_view_is_read_with_json(process: BrokerProcess) -> None:
+    await process.create("t")
+    await send(process, "t", {"key": "a", "value": 1}, {"key": "b", "value": 1})
+    view = (await process.http.get("/v1/topics/t/messages", params={"compacted": "true", "max": 1})).json()
+    answer = await process.http.get("/v1/topics/t/batches", params={"after": view["next"]})
+    assert "compacted view" in assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "after")["detail"]
+    behind = (await process.http.get("/v1/topics/t/messages", params={"after": view["next"]})).json()["next"]
+    await send(process, "t", {"key": "a", "value": 2})
+    assert [each["value"] for each in await read_all(process.http, "t", after=behind)] == [2]
+
+
+@pytest.mark.parametrize("body", [b"", b"\1\0\0\0{", b"\2\0\0\0{}"])
+def test_what_is_no_page_is_told(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_page(body)
+
+
+async def test_frames_that_are_cut_off_are_told(process: BrokerProcess) -> None:
+    await process.create("t")
+    await send(process, "t", {"value": 1})
+    whole = (await process.http.get("/v1/topics/t/batches")).content
+    decode_page(whole)
+    for broken in (whole[:-1], whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1])):
+        with pytest.raises(FrameError):
+            decode_page(broken)
