@@ -13,13 +13,13 @@ where its server can do better. Both implementations give the same answers, and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Self
 
 from metastore import keys
 from metastore.errors import CheckFailed, InvalidBatch, MetastoreError, StoreWentBack
+from metastore.polling import PollingWatch
 from metastore.types import (
     Absent,
     Applied,
@@ -31,24 +31,8 @@ from metastore.types import (
     Revision,
     Snapshot,
     Version,
-    WatchItem,
+    Watch,
 )
-
-
-class Watch(ABC, AsyncIterator[WatchItem]):
-    """A stream of `Changes` and `Resync` items. Iterate it from one task; leaving its `async with` ends it."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    @abstractmethod
-    async def __anext__(self) -> WatchItem: ...
-
-    @abstractmethod
-    async def close(self) -> None: ...
 
 
 class Ephemeral(ABC):
@@ -259,8 +243,6 @@ class MetadataStore(ABC):
         Emulated (see `PollingWatch`): it looks every `poll_interval_ms`. All changes between two looks become one event
         per key, and a watch begins with a `Resync` more often; the last state of a key always arrives.
         """
-        from metastore.polling import PollingWatch  # imported here, because it is built on this class
-
         self._assert_open()
         return PollingWatch(self, prefix, from_revision)
 

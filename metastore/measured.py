@@ -6,9 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from metastore.api import Ephemeral, MetadataStore, Watch
+from metastore.api import Ephemeral, MetadataStore
 from metastore.errors import MetastoreError, StoreWentBack
-from metastore.types import Applied, Batch, RangeResult, Record, Revision, Snapshot
+from metastore.types import Applied, Batch, RangeResult, Record, Revision, Snapshot, Watch
 
 T = TypeVar("T")
 Observe = Callable[[str, float, MetastoreError | None], None]

@@ -16,16 +16,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Protocol
 
-from metastore.api import MetadataStore, Watch
 from metastore.errors import StoreClosed, StoreUnavailable
-from metastore.types import Changes, Event, RangeResult, Resync, Revision, Version, WatchItem
+from metastore.types import Changes, Event, RangeResult, Resync, Revision, Version, Watch, WatchItem
+
+
+class Polled(Protocol):
+    """What such a watch needs of a store."""
+
+    poll_interval_ms: int
+
+    async def scan(self, prefix: str, *, keys_only: bool = False) -> RangeResult: ...
 
 
 class PollingWatch(Watch):
     """A watch by polling; see the module's docstring. It ends when it or its store is closed."""
 
-    def __init__(self, store: MetadataStore, prefix: str, from_revision: Revision) -> None:
+    def __init__(self, store: Polled, prefix: str, from_revision: Revision) -> None:
         self._store = store
         self._prefix = prefix
         self._from_revision = max(from_revision, 1)  # no state has revision 0, so the first look is never its successor

@@ -8,7 +8,8 @@ that were sent together may share one. A *version* is what a record carries for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -264,3 +265,19 @@ class Resync:
 
 
 WatchItem = Changes | Resync
+
+
+class Watch(ABC, AsyncIterator[WatchItem]):
+    """A stream of `Changes` and `Resync` items. Iterate it from one task; leaving its `async with` ends it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def __anext__(self) -> WatchItem: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from metastore.api import MetadataStore, Watch
+from metastore.api import MetadataStore
 from metastore.background import Backoff, in_background
 from metastore.errors import StoreUnavailable
-from metastore.types import Changes, Event, Record, Resync, Revision, WatchItem
+from metastore.types import Changes, Event, Record, Resync, Revision, Watch, WatchItem
 
 MAX_QUEUED_BYTES = 64 << 20
 MAX_LOGGED_BYTES = 64 << 20

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 
-from metastore.api import Ephemeral, StoredIndexes, Watch
+from metastore.api import Ephemeral, StoredIndexes
 from metastore.backends import etcd_encoding as encoding
 from metastore.backends.credentials import Login, Tls
 from metastore.backends.etcd_connection import EtcdConnection, error_text, is_compacted, is_denied
@@ -48,6 +48,7 @@ from metastore.types import (
     Record,
     Revision,
     Snapshot,
+    Watch,
 )
 
 if TYPE_CHECKING:

@@ -16,13 +16,12 @@ from itertools import groupby
 
 import grpc.aio
 
-from metastore.api import Watch
 from metastore.backends.etcd_connection import EtcdConnection, ended_at
 from metastore.backends.etcd_stubs import Event, WatchCreateRequest, WatchRequest, WatchResponse
 from metastore.backends.etcd_wire import Wire
 from metastore.background import Backoff, in_background
 from metastore.errors import StoreUnavailable
-from metastore.types import Changes, Revision
+from metastore.types import Changes, Revision, Watch
 from metastore.watches import ChangeLog
 
 CREATED_WITHIN_S = 10.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from metastore.api import Ephemeral, OwnRecord, StoredIndexes, Watch
+from metastore.api import Ephemeral, OwnRecord, StoredIndexes
 from metastore.errors import CheckFailed, StoreClosed
 from metastore.types import (
     Applied,
@@ -24,6 +24,7 @@ from metastore.types import (
     Record,
     Revision,
     Snapshot,
+    Watch,
     holds,
 )
 from metastore.watches import ChangeLog

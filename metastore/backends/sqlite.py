@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
-from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, Watch, sequence_counter
+from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, sequence_counter
 from metastore.errors import (
     CheckFailed,
     InvalidBatch,
@@ -55,6 +55,7 @@ from metastore.types import (
     Record,
     Revision,
     Snapshot,
+    Watch,
     holds,
 )
 from metastore.watches import ChangeLog, Written

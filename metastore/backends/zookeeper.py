@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from metastore.api import Ephemeral, StoredIndexes, Watch
+from metastore.api import Ephemeral, StoredIndexes
 from metastore.backends.credentials import Login, Tls
 from metastore.backends.joining import RequestLimits
 from metastore.backends.options import ZooKeeperOptions
@@ -59,6 +59,7 @@ from metastore.types import (
     RangeResult,
     Revision,
     Snapshot,
+    Watch,
 )
 
 MAX_BATCH_BYTES = 400_000

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from metastore.api import Watch
 from metastore.backends.zookeeper_connection import LostError, ZooKeeperConnection
 from metastore.backends.zookeeper_log import GapError, LogReader
 from metastore.backends.zookeeper_paths import Paths
 from metastore.backends.zookeeper_wire import Watched
 from metastore.background import Backoff, in_background
 from metastore.errors import StoreUnavailable
-from metastore.types import Revision
+from metastore.types import Revision, Watch
 from metastore.watches import ChangeLog
 
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 
-from metastore.api import Ephemeral, MetadataStore, StoredIndexes, Watch
+from metastore.api import Ephemeral, MetadataStore, StoredIndexes
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
-from metastore.types import Applied, Batch, RangeResult, Revision, Snapshot
+from metastore.types import Applied, Batch, RangeResult, Revision, Snapshot, Watch
 
 
 class Fault(Enum):

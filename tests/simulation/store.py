@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from metastore.api import Ephemeral, StoredIndexes, Watch
+from metastore.api import Ephemeral, StoredIndexes
 from metastore.backends.memory import MemoryStore
 from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreClosed, StoreFull, StoreUnavailable
@@ -36,6 +36,7 @@ from metastore.types import (
     Resync,
     Revision,
     Snapshot,
+    Watch,
     WatchItem,
 )
 from metastore.watches import ChangeLog, Written

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from metastore.api import MetadataStore, Watch
-from metastore.types import Event, Record, WatchItem
+from metastore.api import MetadataStore
+from metastore.types import Event, Record, Watch, WatchItem
 from metastore.watches import EVENT_BYTES, Mirror
 from tests.metastore.factories import Backend
 

@@ -15,9 +15,9 @@ import random
 
 import pytest
 
-from metastore.api import MetadataStore, Watch
+from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
-from metastore.types import Changes, Record, Resync
+from metastore.types import Changes, Record, Resync, Watch
 from metastore.watches import EVENT_BYTES
 from tests.metastore.factories import Backend, where, where_every_change_is_told
 

@@ -15,9 +15,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metastore.api import MetadataStore, Watch
+from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
-from metastore.types import Batch, Changes, Record, Resync, Revision, WatchItem
+from metastore.types import Batch, Changes, Record, Resync, Revision, Watch, WatchItem
 
 PREFIX = "/w/"
 KEYS = [f"{PREFIX}{number:03d}" for number in range(300)]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from metastore.api import MetadataStore, Watch
-from metastore.types import Changes, Revision
+from metastore.api import MetadataStore
+from metastore.types import Changes, Revision, Watch
 from tests.metastore.storms.places import SERVED, served
 from tests.metastore.storms.watch_storm import insist
 

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from metastore.api import Ephemeral, StoredIndexes, Watch
+from metastore.api import Ephemeral, StoredIndexes
 from metastore.backends.memory import MemoryStore
 from metastore.errors import MetastoreError
 from metastore.txn import paths
 from metastore.txn.store import INDEXES
-from metastore.types import Applied, Batch, Changes, RangeResult, Revision, Snapshot, WatchItem
+from metastore.types import Applied, Batch, Changes, RangeResult, Revision, Snapshot, Watch, WatchItem
 
 Matches = Callable[[Batch], bool]
 
