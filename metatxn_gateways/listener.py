@@ -11,6 +11,7 @@ A protocol whose answers need no order, or whose server speaks unasked, sends fr
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
@@ -36,6 +37,10 @@ class MalformedRequest(Exception):
     """These bytes are no request, or none that is offered. The connection is closed."""
 
 
+class NotAuthenticated(MalformedRequest):
+    """Nobody has shown a token on this connection, or it is not valid any more. The connection is closed."""
+
+
 class FrameConnection(asyncio.BufferedProtocol):
     """One connection. Used only from the event loop of its process."""
 
@@ -52,6 +57,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._writer: asyncio.Task[None] | None = None
         self.on_lost: Callable[[], None] = lambda: None
         """Called when the connection is gone. May be set by `connect`."""
+        self.max_request_bytes = MAX_REQUEST_BYTES
 
     # -- what asyncio calls ------------------------------------------------------------------------------------
 
@@ -74,8 +80,8 @@ class FrameConnection(asyncio.BufferedProtocol):
             return
         if self._into is self._size:
             size = int.from_bytes(self._size, signed=True)
-            if not 0 < size <= MAX_REQUEST_BYTES:
-                self.close_malformed(f"a request of {size} bytes")
+            if not 0 < size <= self.max_request_bytes:
+                self._close(MalformedRequest(f"a request of {size} bytes"))
                 return
             self._into, self._filled = bytearray(size), 0
             return
@@ -83,7 +89,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         try:
             handled = self._handle(request)
         except MalformedRequest as error:
-            self.close_malformed(str(error))
+            self._close(error)
             return
         if handled is None:
             return
@@ -120,8 +126,14 @@ class FrameConnection(asyncio.BufferedProtocol):
         return f"{name[0]}:{name[1]}" if name else "unknown"
 
     def close_malformed(self, why: str) -> None:
+        self._close(MalformedRequest(why))
+
+    def _close(self, error: MalformedRequest) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            log.warning("connection closed: malformed request", peer=self.peer, why=why)
+            if isinstance(error, NotAuthenticated):
+                log.info("connection closed: not authenticated", peer=self.peer, why=str(error))
+            else:
+                log.warning("connection closed: malformed request", peer=self.peer, why=str(error))
             self._transport.abort()
 
     def abort(self) -> None:
@@ -152,7 +164,7 @@ class FrameConnection(asyncio.BufferedProtocol):
             try:
                 answer = await self._answering[0]
             except MalformedRequest as error:
-                self.close_malformed(str(error))
+                self._close(error)
                 return
             except asyncio.CancelledError:
                 raise
@@ -179,12 +191,13 @@ def _looked_at(answering: asyncio.Future[Reply | None]) -> None:
 
 
 class FrameServer:
-    """Listens on one address. `connect` is called for each connection and returns its handler."""
+    """Listens on one address, with or without TLS. `connect` is called for each connection and returns its handler."""
 
-    def __init__(self, connect: OnConnect, host: str, port: int) -> None:
+    def __init__(self, connect: OnConnect, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._connect = connect
         self._host = host
         self._port = port
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._connections: set[FrameConnection] = set()
 
@@ -198,7 +211,7 @@ class FrameServer:
         """Raises `OSError` if the port is in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: FrameConnection(self._connect, self._connections), self._host, self._port
+            lambda: FrameConnection(self._connect, self._connections), self._host, self._port, ssl=self._tls
         )
 
     async def stop(self) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from metastore.txn.records.topics import TopicRecord
 from metatxn.service import audit
+from metatxn.service.security.principal import Principal
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_SEGMENTS
 from metatxn_gateways.kafka.cluster import KafkaCluster, Leader
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code, status_of
 from metatxn_gateways.kafka.coordination import Coordination
-from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, topic_id
+from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, require_right, topic_id
 from metatxn_gateways.kafka.producers import EPOCH, Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from participants.broker.broker import Broker
@@ -48,9 +49,10 @@ class Calls:
     async def metadata(self, request: CallRequest, response: CallResponse) -> Any:
         found: list[tuple[str | None, TopicRecord | KafkaCode]]
         if request.topics is None:
-            found = [(kafka_name(each.name), each) async for each in self._partitions.topics()]
+            topics = self._partitions.topics()
+            found = [(kafka_name(each.name), each) async for each in topics if request.caller.may_see(each.name)]
         else:
-            found = [(each.name, await self._topic_named(each.name)) for each in request.topics]
+            found = [(each.name, await self._topic_named(each.name, request.caller)) for each in request.topics]
         records = [each for _, each in found if isinstance(each, TopicRecord)]
         leaders = await self._cluster.leaders([segment for each in records for segment in each.segments])
         brokers = [
@@ -66,10 +68,12 @@ class Calls:
             topics=tuple(_topic(response, name, each, leaders) for name, each in found),
         )
 
-    async def _topic_named(self, name: str | None) -> TopicRecord | KafkaCode:
+    async def _topic_named(self, name: str | None, caller: Principal) -> TopicRecord | KafkaCode:
         if name is None:
             return KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
         try:
+            if not caller.may_see(own_name(name)):
+                return KafkaCode.TOPIC_AUTHORIZATION_FAILED
             return await self._partitions.topic(name)
         except REFUSALS as error:
             return code_of(error, KafkaCode.LEADER_NOT_AVAILABLE)
@@ -103,18 +107,17 @@ class Calls:
     async def list_offsets(self, request: CallRequest, response: CallResponse) -> Any:
         topics = []
         for topic in request.topics:
-            found = [
-                await self._offset(response, topic.name, each, request.isolation_level) for each in topic.partitions
-            ]
+            found = [await self._offset(request, response, topic.name, each) for each in topic.partitions]
             topics.append(response.make("ListOffsetsTopicResponse", name=topic.name, partitions=tuple(found)))
         return response.make("ListOffsetsResponse", throttle_time=NO_TIME, topics=tuple(topics))
 
-    async def _offset(self, response: CallResponse, topic: str, wanted: Any, isolation: int | None) -> Any:
+    async def _offset(self, request: CallRequest, response: CallResponse, topic: str, wanted: Any) -> Any:
         code, offset, at_ms, epoch = KafkaCode.NONE, -1, -1, -1
         try:
+            require_right(request.caller, "consume", topic)
             segment = await self._partitions.segment(topic, wanted.partition_index)
             epoch = segment.ownership.generation
-            offset, at_ms = await self._offset_at(segment, wanted.timestamp, committed=bool(isolation))
+            offset, at_ms = await self._offset_at(segment, wanted.timestamp, committed=bool(request.isolation_level))
         except REFUSALS as error:
             code = code_of(error)
         return response.make(
@@ -145,7 +148,7 @@ class Calls:
         try:
             timeout_ms = request.transaction_timeout // timedelta(milliseconds=1)
             before = None if (request.producer_id or -1) < 0 else (request.producer_id, request.producer_epoch)
-            producer_id = await self._producers.connect(request.transactional_id, timeout_ms, before)
+            producer_id = await self._producers.connect(request.transactional_id, timeout_ms, before, request.caller)
         except REFUSALS as error:
             code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
         return response.make(
@@ -183,6 +186,7 @@ class Calls:
         codes: dict[tuple[str, int], KafkaCode] = {}
         for topic, partition in wanted:
             try:
+                require_right(request.caller, "produce", topic)
                 here = self._broker.serving(await self._partitions.segment_id(topic, partition))
                 segments += [] if here is None else [here]
             except REFUSALS as error:
@@ -194,6 +198,7 @@ class Calls:
                 request.v3_and_below_transactional_id,
                 request.v3_and_below_producer_id,
                 request.v3_and_below_producer_epoch,
+                request.caller,
             )
             await self._producers.add(producer, segments)
         except REFUSALS as error:
@@ -204,7 +209,7 @@ class Calls:
         code = KafkaCode.NONE
         try:
             producer = await self._producers.transactional(
-                request.transactional_id, request.producer_id, request.producer_epoch
+                request.transactional_id, request.producer_id, request.producer_epoch, request.caller
             )
             await self._producers.end(producer, commit=request.committed)
             self._coordination.ended(producer.groups)
@@ -219,12 +224,13 @@ class Calls:
         for each in request.topics:
             code, why, number, status = KafkaCode.NONE, None, -1, 201
             try:
+                require_right(request.caller, "admin", each.name)
                 number = await self._create(each, validate_only=bool(request.validate_only))
             except REFUSALS as error:
                 code, why = code_of(error), str(error)
                 status = status_of(error)
             if not request.validate_only:
-                audit.record("topic.create", {"topic": each.name}, status)
+                _record("topic.create", each.name, status, request)
             results.append(
                 response.make(
                     "CreatableTopicResult",
@@ -264,14 +270,19 @@ class Calls:
         for name in request.topic_names:
             code, status = KafkaCode.NONE, 204
             try:
+                require_right(request.caller, "admin", name)
                 topic = await self._partitions.topic(name)
                 await upkeep.deletion.delete(topic.name)
                 self._broker.forget_topic(topic.name)
             except REFUSALS as error:
                 code, status = code_of(error), status_of(error)
-            audit.record("topic.delete", {"topic": name}, status)
+            _record("topic.delete", name, status, request)
             results.append(response.make("DeletableTopicResult", name=name, error_code=error_code(code)))
         return response.make("DeleteTopicsResponse", throttle_time=NO_TIME, responses=tuple(results))
+
+
+def _record(verb: str, topic: str, status: int, request: CallRequest) -> None:
+    audit.record(verb, {"topic": topic}, status, principal=request.caller.name, address=request.address)
 
 
 def _topic(

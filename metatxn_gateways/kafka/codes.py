@@ -31,6 +31,10 @@ class KafkaCode(IntEnum):
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
     TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -41,8 +45,10 @@ class KafkaCode(IntEnum):
     INVALID_PRODUCER_EPOCH = 47
     INVALID_TXN_STATE = 48
     INVALID_TRANSACTION_TIMEOUT = 50
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
     FETCH_SESSION_ID_NOT_FOUND = 70
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
@@ -99,7 +105,8 @@ def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_F
 def status_of(error: Exception) -> int:
     """What REST would have answered for one of `REFUSALS`, for the audit log."""
     if isinstance(error, KafkaError):
-        return errors.InvalidArgument.status
+        refused = error.code is KafkaCode.TOPIC_AUTHORIZATION_FAILED
+        return (errors.NotAllowed if refused else errors.InvalidArgument).status
     return (from_store(error) if isinstance(error, MetastoreError) else error).status  # type: ignore[attr-defined,no-any-return]
 
 

@@ -15,8 +15,10 @@ import structlog
 from metastore.background import in_background
 from metastore.clock import Clock
 from metastore.types import Record
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError
+from metatxn_gateways.kafka.group_rights import assert_may_change, assert_may_join
 from metatxn_gateways.kafka.groups import ConsumerGroup, GroupState, Joined, Joining
 from metatxn_gateways.kafka.offsets import CommittedOffsets, GivenOffset, GroupMoved
 
@@ -66,6 +68,7 @@ class Coordination:
         if not MIN_SESSION_TIMEOUT_MS <= wanted.session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
             raise KafkaError(KafkaCode.INVALID_SESSION_TIMEOUT)
         group = await self._loaded(name)
+        assert_may_join(group, wanted)
         new_id = f"{wanted.instance or client}-{uuid.uuid4()}"
         answer = group.join(wanted, new_id, self._clock(), needs_id=needs_id)
         if isinstance(answer, Joined):
@@ -88,9 +91,11 @@ class Coordination:
         if group.state is GroupState.PREPARING:
             raise KafkaError(KafkaCode.REBALANCE_IN_PROGRESS)
 
-    def leave(self, name: str, member_id: str, instance: str | None) -> None:
+    def leave(self, name: str, member_id: str, instance: str | None, caller: Principal = ANYONE) -> None:
+        """Whoever knows the id of a member speaks for it; by its instance an administrator removes it."""
         group = self._known(name)
         if instance is not None and not member_id:
+            assert_may_change(group, caller)
             member_id = group.instances.get(instance, "")
         if group.pending.pop(member_id, None) is None:
             group.leave(group.member(member_id, instance), self._clock())

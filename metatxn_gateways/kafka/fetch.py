@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
+from metatxn.service.security.principal import Principal
 from metatxn.wire.broker import Isolation
 from metatxn.wire.record_batches import CHECKED_FROM, CONTROL, CRC_OFFSET, HEADER, MAGIC, TRANSACTIONAL
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of
 from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
-from metatxn_gateways.kafka.partitions import Partitions
+from metatxn_gateways.kafka.partitions import Partitions, require_right
 from metatxn_gateways.listener import Reply
 from participants.ledger.offsets import offset_after
 from participants.segment.segment import Segment
@@ -65,7 +66,7 @@ class Fetch:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
 
-    async def answer(self, version: int, cutter: Cutter, head: bytes) -> Reply:
+    async def answer(self, version: int, cutter: Cutter, head: bytes, caller: Principal) -> Reply:
         cutter.number(4)
         wait_ms, min_bytes, max_bytes = cutter.number(4), cutter.number(4), cutter.number(4)
         isolation: Isolation = "read_committed" if cutter.number(1) else "read_uncommitted"
@@ -79,7 +80,7 @@ class Fetch:
         deadline = asyncio.get_running_loop().time() + min(max(wait_ms, 0), MAX_WAIT_MS) / 1000
         while True:
             changes: list[asyncio.Future[None]] = []
-            found = await self._read(wanted, max_bytes, isolation, changes)
+            found = await self._read(wanted, caller, max_bytes, isolation, changes)
             left = deadline - asyncio.get_running_loop().time()
             enough = sum(each.size for each in found) >= min(min_bytes, max_bytes)
             if enough or left <= 0 or any(each.code for each in found):
@@ -91,13 +92,19 @@ class Fetch:
             )
 
     async def _read(
-        self, wanted: Sequence[_Wanted], max_bytes: int, isolation: Isolation, changes: list[asyncio.Future[None]]
+        self,
+        wanted: Sequence[_Wanted],
+        caller: Principal,
+        max_bytes: int,
+        isolation: Isolation,
+        changes: list[asyncio.Future[None]],
     ) -> list[_Found]:
         """What there is of each partition. `changes` complete when there may be more."""
         found, room = [], max_bytes
         for each in wanted:
             one = _Found()
             try:
+                require_right(caller, "consume", each.topic)
                 segment = await self._partitions.segment(each.topic, each.partition)
                 changes += segment.next_changes(isolation)
                 await self._read_one(segment, each, min(room, each.max_bytes), isolation, one)

@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
+from metatxn.service.security.principal import Principal
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
 from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, code_of, error_code
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.groups import Joining, MemberIdRequired
 from metatxn_gateways.kafka.offsets import GivenOffset, checked_offset
-from metatxn_gateways.kafka.partitions import Partitions, kafka_name
+from metatxn_gateways.kafka.partitions import Partitions, kafka_name, require_right
 from metatxn_gateways.kafka.producers import Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 
@@ -39,6 +40,7 @@ class GroupCalls:
             (request.rebalance_timeout or request.session_timeout) // _MILLISECOND,
             request.protocol_type,
             {each.name: each.metadata for each in request.protocols},
+            request.caller,
         )
         needs_id = response.version >= _FIRST_THAT_NEEDS_IDS
         try:
@@ -110,7 +112,7 @@ class GroupCalls:
         leaving = [(each.member_id, each.group_instance_id) for each in request.members or ()]
         if request.members is None:
             leaving = [(request.member_id, None)]
-        codes = [self._left(request.group_id, *each) for each in leaving]
+        codes = [self._left(request, *each) for each in leaving]
         members = tuple(
             response.make("MemberResponse", member_id=member, group_instance_id=instance, error_code=error_code(code))
             for (member, instance), code in zip(leaving, codes, strict=True)
@@ -119,9 +121,9 @@ class GroupCalls:
         code = KafkaCode.NONE if request.members is not None else codes[0]
         return response.make("LeaveGroupResponse", throttle_time=_NO_TIME, error_code=error_code(code), members=members)
 
-    def _left(self, group: str, member: str, instance: str | None) -> KafkaCode:
+    def _left(self, request: CallRequest, member: str, instance: str | None) -> KafkaCode:
         try:
-            self._coordination.leave(group, member, instance)
+            self._coordination.leave(request.group_id, member, instance, request.caller)
         except KafkaError as error:
             return error.code
         return KafkaCode.NONE
@@ -144,7 +146,7 @@ class GroupCalls:
         code = KafkaCode.NONE
         try:
             producer = await self._producers.transactional(
-                request.transactional_id, request.producer_id, request.producer_epoch
+                request.transactional_id, request.producer_id, request.producer_epoch, request.caller
             )
             await self._producers.add(producer, [])
             producer.groups.add(request.group_id)
@@ -155,7 +157,7 @@ class GroupCalls:
     async def txn_offset_commit(self, request: CallRequest, response: CallResponse) -> Any:
         async def commit(offsets: dict[str, GivenOffset]) -> None:
             producer = await self._producers.transactional(
-                request.transactional_id, request.producer_id, request.producer_epoch
+                request.transactional_id, request.producer_id, request.producer_epoch, request.caller
             )
             txn_id = await self._producers.open_transaction(producer)
             try:
@@ -188,6 +190,7 @@ class GroupCalls:
             for each in topic.partitions:
                 place = (topic.name, each.partition_index)
                 try:
+                    require_right(request.caller, "consume", topic.name)
                     epoch = getattr(each, "committed_leader_epoch", None)
                     given = checked_offset(each.committed_offset, epoch, each.committed_metadata)
                     offsets[await self._partitions.segment_id(*place)] = given
@@ -225,13 +228,13 @@ class GroupCalls:
     async def offset_fetch(self, request: CallRequest, response: CallResponse) -> Any:
         stable = bool(request.require_stable)
         if request.groups is None:
-            topics, code = await self._fetched(response, request.group_id, request.topics, stable, "")
+            topics, code = await self._fetched(request, response, request.group_id, request.topics, stable, "")
             return response.make(
                 "OffsetFetchResponse", throttle_time=_NO_TIME, error_code=error_code(code), topics=topics
             )
         groups = []
         for group in request.groups:
-            topics, code = await self._fetched(response, group.group_id, group.topics, stable, "s")
+            topics, code = await self._fetched(request, response, group.group_id, group.topics, stable, "s")
             groups.append(
                 response.make(
                     "OffsetFetchResponseGroup", group_id=group.group_id, topics=topics, error_code=error_code(code)
@@ -240,7 +243,13 @@ class GroupCalls:
         return response.make("OffsetFetchResponse", throttle_time=_NO_TIME, groups=tuple(groups))
 
     async def _fetched(
-        self, response: CallResponse, group: str, topics: Iterable[Any] | None, stable: bool, plural: str
+        self,
+        request: CallRequest,
+        response: CallResponse,
+        group: str,
+        topics: Iterable[Any] | None,
+        stable: bool,
+        plural: str,
     ) -> tuple[tuple[Any, ...], KafkaCode]:
         """The topics of the answer. From version 8 on the names of its structures end in an s."""
         refused = KafkaCode.NONE
@@ -258,8 +267,12 @@ class GroupCalls:
         for (topic, partition), segment in wanted.items():
             known = found.get(segment) if segment is not None else None
             epoch = known.leader_epoch if known is not None else None
-            code = refused
-            if stable and segment in unstable:
+            code = refused or _not_allowed(request.caller, topic)
+            if code and topics is None:
+                continue
+            if code:
+                known = None
+            elif stable and segment in unstable:
                 known, code = None, KafkaCode.UNSTABLE_OFFSET_COMMIT
             answer = response.make(
                 f"OffsetFetchResponsePartition{plural}",
@@ -303,3 +316,13 @@ class GroupCalls:
             if segment in listed:
                 places[name, listed.index(segment)] = segment
         return places
+
+
+def _not_allowed(caller: Principal, topic: str) -> KafkaCode:
+    """There are no offsets in a topic whose name is none."""
+    try:
+        require_right(caller, "consume", topic)
+    except KafkaError as error:
+        if error.code is KafkaCode.TOPIC_AUTHORIZATION_FAILED:
+            return error.code
+    return KafkaCode.NONE

@@ -18,6 +18,7 @@ from enum import Enum, auto
 
 from metastore.txn.records.groups import GroupRecord
 from metastore.types import Record
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
 
 MAX_MEMBERS = 1_000
@@ -32,7 +33,7 @@ class GroupState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What a member joins with. `protocols` are in the order of its preference."""
+    """What a member joins with. `protocols` are in the order of its preference. `caller` is the member's principal."""
 
     member_id: str
     instance: str | None
@@ -40,6 +41,7 @@ class Joining:
     rebalance_timeout_ms: int
     protocol_type: str
     protocols: Mapping[str, bytes]
+    caller: Principal = ANYONE
 
 
 @dataclass(frozen=True, slots=True)

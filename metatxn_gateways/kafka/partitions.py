@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 from metastore.txn.records.topics import TopicRecord
+from metatxn.service.security.principal import Principal
 from metatxn.wire import errors
+from metatxn.wire.access import Right
 from metatxn.wire.names import DEFAULT_NAMESPACE, topic_name
 from metatxn.wire.position import Position
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
@@ -25,6 +27,12 @@ def own_name(kafka_name: str) -> str:
         return topic_name(kafka_name)
     except ValueError:
         raise KafkaError(KafkaCode.INVALID_TOPIC_EXCEPTION) from None
+
+
+def require_right(caller: Principal, right: Right, kafka_name: str) -> None:
+    """Raises TOPIC_AUTHORIZATION_FAILED, whether there is such a topic or not, and INVALID_TOPIC_EXCEPTION."""
+    if not caller.may(right, own_name(kafka_name)):
+        raise KafkaError(KafkaCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 def kafka_name(own: str) -> str:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from crc32c import crc32c
 
+from metatxn.service.security.principal import Principal
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
 from metatxn.wire.position import Position
 from metatxn.wire.record_batches import (
@@ -24,7 +25,7 @@ from metatxn.wire.record_batches import (
 )
 from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, code_of
 from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
-from metatxn_gateways.kafka.partitions import Partitions
+from metatxn_gateways.kafka.partitions import Partitions, require_right
 from metatxn_gateways.kafka.producers import EPOCH, Producers, TransactionalProducer
 from metatxn_gateways.listener import MalformedRequest, Reply
 from participants.segment.dedup import Scope
@@ -97,7 +98,7 @@ class Produce:
         self._partitions = partitions
         self._producers = producers
 
-    async def answer(self, version: int, cutter: Cutter, head: bytes, turns: Turns) -> Reply | None:
+    async def answer(self, version: int, cutter: Cutter, head: bytes, turns: Turns, caller: Principal) -> Reply | None:
         """None if the client wants none. Then an error closes the connection, because nothing else can tell.
 
         Nothing is awaited before the tasks of the batches are made, so these take their turns in the order of arrival.
@@ -113,25 +114,26 @@ class Produce:
                 cutter.tags()
             cutter.tags()
         cutter.tags()
-        results = await asyncio.gather(*(self._result(part, transactional_id, turns) for part in parts))
+        results = await asyncio.gather(*(self._result(part, transactional_id, turns, caller) for part in parts))
         if acks == 0:
             if any(result.code for result in results):
                 raise MalformedRequest("a batch was refused, and its producer waits for no answer")
             return None
         return _encoded(version, parts, results, head)
 
-    async def _result(self, part: _Part, transactional_id: str | None, turns: Turns) -> _Result:
+    async def _result(self, part: _Part, transactional_id: str | None, turns: Turns, caller: Principal) -> _Result:
         try:
-            return await self._appended(part, transactional_id, turns)
+            return await self._appended(part, transactional_id, turns, caller)
         except REFUSALS as error:
             return _Result(code_of(error))
 
-    async def _appended(self, part: _Part, transactional_id: str | None, turns: Turns) -> _Result:
+    async def _appended(self, part: _Part, transactional_id: str | None, turns: Turns, caller: Principal) -> _Result:
+        require_right(caller, "produce", part.topic)
         batch = checked(part.batch or memoryview(b""))
         assert part.batch is not None
         async with turns.of(part.topic, part.partition):
             segment = await self._partitions.segment(part.topic, part.partition)
-            producer = await self._producer_of(batch, transactional_id)
+            producer = await self._producer_of(batch, transactional_id, caller)
             txn_id = None if producer is None else await self._producers.open_transaction(producer)
             idempotent = batch.producer_id >= 0
             if idempotent and batch.producer_epoch != EPOCH:
@@ -148,13 +150,15 @@ class Produce:
             begun = asyncio.ensure_future(publish)  # tasks begin in the order in which they are made
         return _Result(KafkaCode.NONE, await begun, await self._partitions.start_of(segment))
 
-    async def _producer_of(self, batch: SentBatch, transactional_id: str | None) -> TransactionalProducer | None:
+    async def _producer_of(
+        self, batch: SentBatch, transactional_id: str | None, caller: Principal
+    ) -> TransactionalProducer | None:
         """None for a batch outside transactions."""
         if not batch.transactional:
             return None
         if transactional_id is None:
             raise KafkaError(KafkaCode.INVALID_TXN_STATE)
-        return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch)
+        return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch, caller)
 
     async def _plain(self, segment: Segment, entry: Entry) -> int:
         return await segment.offsets.first_of((await segment.publish(entry))[0])

@@ -1,6 +1,6 @@
 """Kafka's producers: their ids, their sequences, and the transaction that each has open (DESIGN §5.22).
 
-    transactional.id   a transaction key `kafka:<id>`; its session names the producer id that holds it
+    transactional.id   a transaction key `kafka:<id>` of the principal; its session names the producer id that holds it
     InitProducerId     connect: the predecessor is fenced, and its transaction aborted, in one apply
     AddPartitionsToTxn begin behind the last transaction, unless one is open
     EndTxn             commit or abort the last one, if this process has begun it or was asked to end it before
@@ -21,6 +21,7 @@ from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.txn.key_records import read_key
 from metastore.txn.records.transactions import TransactionKey
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
 from metatxn.wire.ids import TxnId
@@ -40,9 +41,11 @@ class TransactionalProducer:
     this process has `ended` it: committed (True) or aborted (False); or it was ended otherwise. One that `was_lost` was
     ended without its producer, which must not go on as if it was open.
 
-    `coordinated` is the transaction that the producer has begun here, or is known to end here."""
+    `owner` is the principal that holds the key. `coordinated` is the transaction that the producer has begun here, or
+    is known to end here."""
 
     id: int
+    owner: str | None
     key: str
     epoch: int
     timeout_ms: int
@@ -109,7 +112,9 @@ class Producers:
 
     # -- who holds a transactional id ----------------------------------------------------------------------------
 
-    async def connect(self, transactional_id: str | None, timeout_ms: int, before: tuple[int, int] | None) -> int:
+    async def connect(
+        self, transactional_id: str | None, timeout_ms: int, before: tuple[int, int] | None, caller: Principal = ANYONE
+    ) -> int:
         """A new producer id. `before` are the id and epoch that the client has now, if it has any: then it must be the
         holder, and a repeated request is answered as the first one.
 
@@ -122,7 +127,7 @@ class Producers:
             raise KafkaError(KafkaCode.INVALID_TRANSACTION_TIMEOUT)
         key, expected = _key_of(transactional_id), -1
         if before is not None:
-            held = (await read_key(self._store, None, key)).live
+            held = (await read_key(self._store, caller.name, key)).live
             session = _Session.of(held)
             if session is not None and session.before == before[0]:
                 return session.producer_id
@@ -130,37 +135,43 @@ class Producers:
                 raise KafkaError(KafkaCode.PRODUCER_FENCED)
             expected = held.epoch
         made = _Session(producer_id, timeout_ms, None if before is None else before[0])
+        request = ConnectRequest(epoch=expected, session=str(made), owner=caller.name)
         try:
-            connected = await self._transactions.keys.connect(key, ConnectRequest(epoch=expected, session=str(made)))
+            connected = await self._transactions.keys.connect(key, request)
         except errors.NotAllowed:
             raise KafkaError(KafkaCode.PRODUCER_FENCED) from None
-        producer = TransactionalProducer(producer_id, key, connected.epoch, timeout_ms)
+        producer = TransactionalProducer(producer_id, caller.name, key, connected.epoch, timeout_ms)
         self._transactional.setdefault(producer_id, producer)
         return producer_id
 
-    async def transactional(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionalProducer:
-        """The producer that holds the transactional id, or that did so when it was last asked for. One that was not
-        known here has heard of no transaction yet. Raises PRODUCER_FENCED for any other one."""
+    async def transactional(
+        self, transactional_id: str, producer_id: int, epoch: int, caller: Principal = ANYONE
+    ) -> TransactionalProducer:
+        """The producer that holds the transactional id of this caller, or that did so when it was last asked for. One
+        that was not known here has heard of no transaction yet. Raises PRODUCER_FENCED for any other one, and
+        TRANSACTIONAL_ID_AUTHORIZATION_FAILED for one that is known to be another principal's."""
         key = _key_of(transactional_id)
         known = self._transactional.get(producer_id)
         if known is None:
-            held, session = await self._held(key, producer_id)
-            known = TransactionalProducer(producer_id, key, held.epoch, session.timeout_ms)
+            held, session = await self._held(caller.name, key, producer_id)
+            known = TransactionalProducer(producer_id, caller.name, key, held.epoch, session.timeout_ms)
             known = self._transactional.setdefault(producer_id, known)  # another request of it may have been faster
+        if known.owner != caller.name:
+            raise KafkaError(KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         if known.key != key or epoch != EPOCH:
             raise KafkaError(KafkaCode.PRODUCER_FENCED)
         return known
 
-    async def _held(self, key: str, producer_id: int) -> tuple[TransactionKey, _Session]:
+    async def _held(self, owner: str | None, key: str, producer_id: int) -> tuple[TransactionKey, _Session]:
         """The key's record as it is now. Raises PRODUCER_FENCED if another producer holds it."""
-        held = (await read_key(self._store, None, key)).live
+        held = (await read_key(self._store, owner, key)).live
         session = _Session.of(held)
         if held is None or session is None or session.producer_id != producer_id:
             raise KafkaError(KafkaCode.PRODUCER_FENCED)
         return held, session
 
     async def _look(self, producer: TransactionalProducer) -> None:
-        producer.heard_of((await self._held(producer.key, producer.id))[0])
+        producer.heard_of((await self._held(producer.owner, producer.key, producer.id))[0])
 
     # -- its transaction -----------------------------------------------------------------------------------------
 
@@ -185,7 +196,9 @@ class Producers:
             producer.segments.update((segment.id, segment) for segment in segments)
 
     async def _begin(self, producer: TransactionalProducer) -> None:
-        request = BeginRequest(timeout_ms=producer.timeout_ms, transaction_key=producer.key, epoch=producer.epoch)
+        request = BeginRequest(
+            timeout_ms=producer.timeout_ms, transaction_key=producer.key, epoch=producer.epoch, owner=producer.owner
+        )
         begun = await self._transactions.begin(request, follows=Follows(producer.txn_id))
         if begun.header.state != "OPEN":
             await self._look(producer)

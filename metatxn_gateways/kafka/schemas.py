@@ -13,27 +13,33 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn_gateways.listener import MalformedRequest
 
 
 class CallRequest:
-    """The fields of a request; one that its version does not have is None."""
+    """The fields of a request; one that its version does not have is None. `caller` is who has sent it,
+    from that `address`."""
 
-    def __init__(self, entity: Any) -> None:
+    def __init__(self, entity: Any, caller: Principal = ANYONE, address: str | None = None) -> None:
         self._entity = entity
+        self.caller = caller
+        self.address = address
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._entity, name, None)
 
 
-def read_call(api_key: int, version: int, body: memoryview) -> CallRequest:
+def read_call(
+    api_key: int, version: int, body: memoryview, caller: Principal = ANYONE, address: str | None = None
+) -> CallRequest:
     """Raises `MalformedRequest`."""
     read = _reader(api_key, version)
     try:
         entity, _ = read(bytes(body), 0)  # librdkafka leaves three bytes too many behind a request for all topics
     except (SerialError, ValueError, TypeError, OverflowError, IndexError) as error:
         raise MalformedRequest(f"request {api_key} in version {version}: {error!r}") from None
-    return CallRequest(entity)
+    return CallRequest(entity, caller, address)
 
 
 class CallResponse:

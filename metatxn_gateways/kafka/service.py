@@ -20,6 +20,7 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
+from metatxn.service.security.principal import ANYONE
 from metatxn.service.versions import require
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.calls import NO_TIME, Calls
@@ -33,6 +34,7 @@ from metatxn_gateways.kafka.offsets import CommittedOffsets
 from metatxn_gateways.kafka.partitions import Partitions
 from metatxn_gateways.kafka.produce import Produce, Turns
 from metatxn_gateways.kafka.producers import Producers
+from metatxn_gateways.kafka.sasl import SaslSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
 from metatxn_gateways.listener import FrameConnection, FrameServer, MalformedRequest, Reply
 from metatxn_gateways.serving import ServingBroker
@@ -53,6 +55,7 @@ OFFERED: dict[int, range] = {
     12: range(5),  # Heartbeat
     13: range(6),  # LeaveGroup
     14: range(6),  # SyncGroup
+    17: range(1, 2),  # SaslHandshake
     API_VERSIONS: range(5),
     19: range(2, 6),  # CreateTopics
     20: range(1, 5),  # DeleteTopics
@@ -61,6 +64,7 @@ OFFERED: dict[int, range] = {
     25: range(4),  # AddOffsetsToTxn
     26: range(4),  # EndTxn
     28: range(5),  # TxnOffsetCommit
+    36: range(3),  # SaslAuthenticate
 }
 """What ApiVersions tells, and nothing else is answered."""
 
@@ -71,8 +75,8 @@ class KafkaListener:
     """Serves Kafka's protocol for the topics of `service` that have the format `kafka`. `advertise` is the address, as
     `host:port`, at which clients reach it if it is another one than that of the broker with this port.
 
-    There is no authentication in it yet: raises `InvalidExposure` where the broker's own interface asks for a token or
-    uses TLS, and for an address that other machines reach, unless everybody may do everything.
+    It asks for the same tokens as the broker's own interface (`sasl`), over TLS where that uses TLS. Raises
+    `InvalidExposure` for an address that other machines reach without a token, unless everybody may do everything.
     """
 
     def __init__(
@@ -87,11 +91,6 @@ class KafkaListener:
     ) -> None:
         """Raises `ValueError` for an `advertise` that is no such address."""
         exposure = exposure or Exposure()
-        if exposure.authenticator is not None or exposure.tls is not None:
-            raise InvalidExposure(
-                "--kafka-port: Kafka's clients cannot show a token yet, nor use TLS. "
-                "Leave it out, or serve without authentication on this machine alone."
-            )
         exposure.check(host)
         if advertise is not None:
             try:
@@ -105,7 +104,8 @@ class KafkaListener:
         self._host = host
         self._advertise = advertise
         self._running = AsyncExitStack()
-        self._server = FrameServer(self._connect, host, port)
+        self._authenticator = exposure.authenticator
+        self._server = FrameServer(self._connect, host, port, exposure.tls)
         self._calls: dict[int, _Call] = {}
 
     @property
@@ -129,6 +129,7 @@ class KafkaListener:
         broker = self._service.broker
         assert broker is not None, "the broker has started"
         await require(self._store, broker.version, Feature.KAFKA)
+        self._clock = broker.clock
         self._cluster = cluster = KafkaCluster(broker, lambda: self.address)
         self._partitions = partitions = Partitions(broker)
         producers = Producers(self._store, Transactions(self._store, broker.clock))
@@ -174,11 +175,11 @@ class KafkaListener:
         with suppress(MetastoreError):  # the broker, which stops next, is announced no more either
             await broker.announcement.name_kafka(None)
 
-    def _connect(self, _: FrameConnection | None = None) -> Callable[[memoryview], Awaitable[Reply | None]]:
-        return partial(self._answer, turns=Turns())
+    def _connect(self, link: FrameConnection | None = None) -> Callable[[memoryview], Awaitable[Reply | None]]:
+        return partial(self._answer, turns=Turns(), session=SaslSession(self._authenticator, self._clock, link))
 
-    async def _answer(self, request: memoryview, *, turns: Turns) -> Reply | None:
-        cutter = Cutter(request)
+    async def _answer(self, received: memoryview, *, turns: Turns, session: SaslSession) -> Reply | None:
+        cutter = Cutter(received)
         api_key, version, correlation = cutter.number(2), cutter.number(2), cutter.number(4)
         head = CORRELATION.pack(correlation)
         if api_key == API_VERSIONS and version not in OFFERED[API_VERSIONS]:
@@ -194,11 +195,14 @@ class KafkaListener:
         if flexible:
             head += b"\0"
         if api_key == PRODUCE:
-            return await self._produce.answer(version, cutter, head, turns)
+            return await self._produce.answer(version, cutter, head, turns, session.caller())
         if api_key == FETCH:
-            return await self._fetch.answer(version, cutter, head)
-        response = CallResponse(api_key, version)
-        return [head, response.encoded(await self._calls[api_key](read_call(api_key, version, cutter.rest), response))]
+            return await self._fetch.answer(version, cutter, head, session.caller())
+        proof = session.calls.get(api_key)
+        caller = ANYONE if proof is not None else session.caller()
+        call, response = proof or self._calls[api_key], CallResponse(api_key, version)
+        request = read_call(api_key, version, cutter.rest, caller, session.address)
+        return [head, response.encoded(await call(request, response))]
 
 
 def _in_url(host: str) -> str:

@@ -201,11 +201,17 @@ class Asking:
     # -- groups ------------------------------------------------------------------------------------------------
 
     async def join(
-        self, group: str, member: str = "", metadata: bytes = b"m", instance: str | None = None, session_s: int = 6
+        self,
+        group: str,
+        member: str = "",
+        metadata: bytes = b"m",
+        instance: str | None = None,
+        session_s: int = 6,
+        kind: str = "consumer",
     ) -> Any:
         """The answer, which has the code, the member's id, and for the leader the members."""
         protocol = made(11, 5, "JoinGroupRequestProtocol", name="range", metadata=metadata)
-        fields = {"group_id": group, "member_id": member, "group_instance_id": instance, "protocol_type": "consumer"}
+        fields = {"group_id": group, "member_id": member, "group_instance_id": instance, "protocol_type": kind}
         session = timedelta(seconds=session_s)
         times = {"session_timeout": session, "rebalance_timeout": session}
         return await self._ask(11, 5, made(11, 5, "JoinGroupRequest", **fields, **times, protocols=(protocol,)))
@@ -242,11 +248,39 @@ class Asking:
         ((found,),) = [each.partitions for each in answer.topics]
         return int(found.error_code), found.committed_offset
 
+    async def leave(self, group: str, member: str, instance: str | None = None) -> int:
+        leaving = made(13, 3, "MemberIdentity", member_id=member, group_instance_id=instance)
+        return worst(await self._ask(13, 3, made(13, 3, "LeaveGroupRequest", group_id=group, members=(leaving,))))
+
+    async def all_offsets(self, group: str) -> Any:
+        return await self._ask(9, 7, made(9, 7, "OffsetFetchRequest", group_id=group, topics=None, require_stable=True))
+
+    # -- topics ------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int = 1) -> int:
+        topic = {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": (), "configs": ()}
+        fields = {"topics": (made(19, 5, "CreatableTopic", **topic),), "timeout": TIMEOUT, "validate_only": False}
+        return worst(await self._ask(19, 5, made(19, 5, "CreateTopicsRequest", **fields)))
+
+    async def delete_topic(self, name: str) -> int:
+        return worst(await self._ask(20, 4, made(20, 4, "DeleteTopicsRequest", topic_names=(name,), timeout=TIMEOUT)))
+
+    async def list_offset(self, topic: str, partition: int, timestamp: int) -> int:
+        """The code."""
+        place = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp}
+        wanted = made(2, 5, "ListOffsetsTopic", name=topic, partitions=(made(2, 5, "ListOffsetsPartition", **place),))
+        return worst(
+            await self._ask(2, 5, made(2, 5, "ListOffsetsRequest", replica_id=-1, isolation_level=0, topics=(wanted,)))
+        )
+
     # -- the cluster -------------------------------------------------------------------------------------------
 
     async def coordinator(self, name: str, kind: int = 0) -> tuple[int, str]:
         answer = await self._ask(10, 3, made(10, 3, "FindCoordinatorRequest", key=name, key_type=kind))
         return int(answer.error_code), f"{answer.host}:{answer.port}"
+
+    async def all_metadata(self) -> Any:
+        return await self._ask(3, 7, made(3, 7, "MetadataRequest", topics=None, allow_auto_topic_creation=False))
 
     async def metadata(self, *topics: str) -> Any:
         wanted = tuple(made(3, 7, "MetadataRequestTopic", name=each) for each in topics)

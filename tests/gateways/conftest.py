@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from coordinator.transactions import Transactions
+from metatxn.service.exposure import Exposure
 from metatxn_gateways.kafka.service import KafkaListener
 from participants.broker.broker import Broker
 from tests.participants.broker.process import BrokerProcess
@@ -85,10 +87,11 @@ class Clients:
 
 
 class Gateway(Clients):
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, exposure: Exposure | None = None) -> None:
         self.world = world
         self.transactions = Transactions(world.store, world.now_ms, 7)
         self.port = 0
+        self.exposure = exposure
 
     async def start(self, process: BrokerProcess) -> Gateway:
         self.process = process
@@ -96,7 +99,8 @@ class Gateway(Clients):
         self.http = process.http
         self.create = partial(process.create, format="kafka")
         await self.broker.announcement.start()
-        self.listener = KafkaListener(self.world.store, service=Serving(process.broker), port=self.port)
+        service = Serving(process.broker)
+        self.listener = KafkaListener(self.world.store, service=service, port=self.port, exposure=self.exposure)
         await self.listener.start()
         self.port = int(self.listener.url.rpartition(":")[2])
         return self
@@ -134,12 +138,19 @@ def send(producer: Producer, topic: str, *values: str, **options: Any) -> list[i
     return offsets
 
 
-@pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    world = World(tmp_path, "local")
-    gateway = await Gateway(world).start(await BrokerProcess(world, world.new_device("data")).start())
+@asynccontextmanager
+async def start_gateway(directory: Path, exposure: Exposure | None = None) -> AsyncIterator[Gateway]:
+    world = World(directory, "local")
+    gateway = Gateway(world, exposure)
+    await gateway.start(await BrokerProcess(world, world.new_device("data")).start())
     try:
         yield gateway
     finally:
         await gateway.stop()
         await world.close()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with start_gateway(tmp_path) as gateway:
+        yield gateway

@@ -20,15 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kio.serial import entity_writer
 
-from metatxn.service.exposure import Exposure, InvalidExposure
-from metatxn.service.security.authentication import Authenticator
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.record_batches import HEADER, KafkaRecord, decode_records
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.fetch import cover
 from metatxn_gateways.kafka.produce import checked
-from metatxn_gateways.kafka.service import OFFERED, KafkaListener
+from metatxn_gateways.kafka.service import OFFERED
 from metatxn_gateways.listener import MalformedRequest
 from participants.segment.segment import Segment
 from tests.gateways.asking import asked, batch, code_in, framed, made
@@ -210,18 +208,6 @@ async def test_answers_come_in_the_order_of_the_requests(gateway: Gateway) -> No
         size = int.from_bytes(await reader.readexactly(4))
         assert int.from_bytes((await reader.readexactly(size))[:4]) == number
     writer.close()
-
-
-def test_a_listener_that_cannot_authenticate_is_not_opened_to_others(tmp_path: Any) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("")
-    for exposure, host in ((Exposure(authenticator=_any_authenticator()), "127.0.0.1"), (Exposure(), "0.0.0.0")):
-        with pytest.raises(InvalidExposure):
-            KafkaListener(None, service=None, host=host, exposure=exposure)  # type: ignore[arg-type]
-
-
-def _any_authenticator() -> Authenticator:
-    return Authenticator.__new__(Authenticator)
 
 
 async def test_groups_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:

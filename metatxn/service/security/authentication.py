@@ -1,4 +1,4 @@
-"""From the `Authorization` header to a principal."""
+"""From a token, or the `Authorization` header with it, to a principal."""
 
 from __future__ import annotations
 
@@ -28,16 +28,22 @@ class Authenticator:
 
     def principal(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
         """The principal of this token. Raises UNAUTHENTICATED with the reason, which contains nothing of the token."""
-        token = _bearer_token(headers)
+        return self.verified(_bearer_token(headers))[0]
+
+    def verified(self, token: str) -> tuple[Principal, float | None]:
+        """The principal of a token, and when that expires, in seconds since the epoch, if it does. Raises as
+        `principal`."""
+        if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
+            raise _unauthenticated("the token has a form that is not known here")
         if token.startswith(tokens.PREFIX):
             found = tokens.find_token(self._listed.current(), token) if self._listed else None
             if found is None:
                 raise _unauthenticated("the token is not known here, or was revoked")
-            return found
+            return found, None
         if self._signed is None:
             raise _unauthenticated("the token is not known here")
         try:
-            return self._signed.principal(token)
+            return self._signed.verified(token)
         except tokens.InvalidToken as error:
             raise _unauthenticated(f"the token is refused: {error}") from None
 
@@ -52,9 +58,7 @@ def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> str:
     token = token.strip()
     if scheme.lower() != b"bearer" or not token:
         raise _unauthenticated("the Authorization header does not contain a bearer token")
-    if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
-        raise _unauthenticated("the token has a form that is not known here")
-    return token.decode("ascii")
+    return token.decode("latin-1")
 
 
 def _unauthenticated(detail: str) -> errors.MetatxnError:

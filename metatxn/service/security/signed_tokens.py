@@ -83,6 +83,10 @@ class SignedTokens:
 
     def principal(self, token: str) -> Principal:
         """The principal of a token. Raises `InvalidToken`."""
+        return self.verified(token)[0]
+
+    def verified(self, token: str) -> tuple[Principal, float]:
+        """The principal of a token, and when that expires, in seconds since the epoch. Raises `InvalidToken`."""
         keys = self._keys.current()
         if self._version != self._keys.version:
             self._version = self._keys.version
@@ -90,13 +94,12 @@ class SignedTokens:
         digest = sha256(token.encode()).digest()
         if (known := self._verified.get(digest)) is not None and self._now() < known[1]:
             self._verified.move_to_end(digest)
-            return known[0]
+            return known
         claims = self._claims(token, keys)
-        principal = _principal(claims)
-        self._verified[digest] = principal, float(claims["exp"])
+        verified = self._verified[digest] = _principal(claims), float(claims["exp"])
         if len(self._verified) > REMEMBERED:
             self._verified.popitem(last=False)
-        return principal
+        return verified
 
     def _claims(self, token: str, keys: Sequence[tuple[str, PublicKey]]) -> dict[str, Any]:
         failed: Exception | None = None

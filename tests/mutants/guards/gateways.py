@@ -13,8 +13,41 @@ _BROKERS = "tests/gateways/test_kafka_brokers.py"
 _PRODUCERS = "tests/gateways/test_kafka_producers.py"
 _FOLLOWING = "tests/coordinator/test_following.py"
 _KEYS = "coordinator/transaction_keys.py"
+_SECURITY = "tests/gateways/test_kafka_security.py"
 
 GATEWAYS = (
+    Mutant(
+        "kafka-batch-without-the-right",
+        "a batch of a client of Kafka's needs the right produce on its topic",
+        _PRODUCE,
+        '        require_right(caller, "produce", part.topic)\n',
+        "",
+        tests=(f"{_SECURITY}::test_each_request_asks_for_its_right",),
+    ),
+    Mutant(
+        "token-of-a-connection-is-looked-at-once",
+        "a token that is not valid any more ends the connections of Kafka's clients",
+        "metatxn_gateways/kafka/sasl.py",
+        "            raise NotAuthenticated(error.detail) from None\n",
+        "            return ANYONE\n",
+        tests=(f"{_SECURITY}::test_a_token_that_is_not_valid_any_more_ends_its_connection",),
+    ),
+    Mutant(
+        "transactional-id-without-an-owner",
+        "a transactional id belongs to its principal",
+        "metatxn_gateways/kafka/producers.py",
+        "        if known.owner != caller.name:\n",
+        "        if False:\n",
+        tests=(f"{_SECURITY}::test_a_transaction_belongs_to_its_principal",),
+    ),
+    Mutant(
+        "stranger-in-a-group",
+        "a member of a group may consume whatever the group is subscribed to",
+        "metatxn_gateways/kafka/group_rights.py",
+        "[wanted, *others]",
+        "[wanted]",
+        tests=(f"{_SECURITY}::test_a_group_is_for_those_who_may_consume_all_of_it",),
+    ),
     Mutant(
         "kafka-batches-overtake-each-other",
         "5.20: batches of one connection and partition are appended in the order in which they came",

@@ -1,0 +1,54 @@
+"""Who may be in a consumer group: a member sees what the others are subscribed to, and as the leader assigns it.
+
+There is no right on groups. Whoever may consume all topics of a group may be in it, as with our own subscriptions.
+Members of another kind (Kafka Connect's workers) name no topics: those of one group are of one principal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from metatxn.service.security.principal import Principal
+from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
+from metatxn_gateways.kafka.cutting import Cutter
+from metatxn_gateways.kafka.groups import ConsumerGroup, Joining
+from metatxn_gateways.kafka.partitions import own_name
+from metatxn_gateways.listener import MalformedRequest
+
+CONSUMER = "consumer"
+
+
+def assert_may_join(group: ConsumerGroup, wanted: Joining) -> None:
+    """Raises GROUP_AUTHORIZATION_FAILED. A member that joins again is not asked for the topics of the others."""
+    others = [] if wanted.member_id in group.members else [each.wanted for each in group.members.values()]
+    _assert_may_be_with(wanted.caller, [wanted, *others])
+
+
+def assert_may_change(group: ConsumerGroup, caller: Principal) -> None:
+    """Raises GROUP_AUTHORIZATION_FAILED."""
+    _assert_may_be_with(caller, [each.wanted for each in group.members.values()])
+
+
+def _assert_may_be_with(caller: Principal, members: Iterable[Joining]) -> None:
+    if caller.superuser:
+        return
+    for each in members:
+        if each.protocol_type == CONSUMER:
+            allowed = all(caller.may("consume", own_name(topic)) for topic in subscribed_topics(each.protocols))
+        else:
+            allowed = each.caller.name == caller.name
+        if not allowed:
+            raise KafkaError(KafkaCode.GROUP_AUTHORIZATION_FAILED)
+
+
+def subscribed_topics(protocols: Mapping[str, bytes]) -> set[str]:
+    """The topics in the metadata of a member: a version, and then a list of names. Raises INVALID_REQUEST."""
+    topics: set[str] = set()
+    for metadata in protocols.values():
+        cutter = Cutter(memoryview(metadata))
+        try:
+            cutter.number(2)
+            topics.update(cutter.name() for _ in cutter.items())
+        except MalformedRequest:
+            raise KafkaError(KafkaCode.INVALID_REQUEST) from None
+    return topics
