@@ -87,6 +87,16 @@ class CoordinatorMetrics:
             _Counted("metatxn_watch_resyncs", "The number of times that a watch had to list everything again.", resyncs)
         )
 
+    def counts(self) -> dict[str, int]:
+        """The transactions that began and ended here, by the names of a sample of the throughput."""
+        ended = {result: _value(counter) for result, counter in self._ends.items()}
+        committed = ended.pop("committed")
+        return {
+            "transactions_begun": _value(self.created),
+            "transactions_committed": committed,
+            "transactions_aborted": sum(ended.values()),
+        }
+
     def decided(self, final: Header, count: int) -> None:
         """This many transactions have become `final`."""
         assert final.finalized_ms is not None
@@ -102,6 +112,11 @@ class CoordinatorMetrics:
 
     def refused(self) -> None:
         self._cas_results["reject"].inc()
+
+
+def _value(counter: Counter) -> int:
+    (metric,) = counter.collect()
+    return int(metric.samples[0].value)
 
 
 def _ended_result(final: Header) -> str:

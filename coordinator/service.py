@@ -46,6 +46,7 @@ from metatxn.service.quotas.stored import StoredQuotas
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
+from metatxn.service.throughput import Throughput
 from metatxn.wire.listeners import Listeners
 
 DEFAULT_PORT = 8470
@@ -123,6 +124,7 @@ class CoordinatorService:
             retention_ms=gc_retention_ms,
             share=self.presence.share,
         )
+        self.throughput = Throughput(self.metrics.counts, clock)
         self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
         self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
         self._running = AsyncExitStack()
@@ -159,12 +161,14 @@ class CoordinatorService:
         self.timeout_sweep.start()
         self.gc_sweep.start()
         self.survey.start()
+        self.throughput.start()
         self._tell(Lifecycle.SERVICE_READY, url=self.url, coordinator_id=self.presence.coordinator_id)
 
     async def stop(self) -> None:
         """Withdraw the announcement, then finish the requests and the sweep in progress. The release stays announced
         until nothing more is written. Idempotent."""
         self._tell(Lifecycle.SERVICE_STOPPING)
+        self.throughput.stop()
         await self.presence.stop()
         await self._running.aclose()
         await self.guard.stop()
@@ -201,6 +205,7 @@ class CoordinatorService:
             waiting_for=lambda: self.presence.waiting_for,
             behind=self.presence.behind,
             about=lambda: {"open_transactions": self.survey.open_transactions},
+            throughput=self.throughput.answer,
         )
         add_routes(app, transaction_routes(self.transactions), first=True)
         add_routes(app, listing_routes(self.transactions, self.listings))

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         UpgradePending,
     )
     from metatxn.wire.frames import Frame
-    from metatxn.wire.models import BrokerInfo, Cluster, ServiceStatus
+    from metatxn.wire.models import BrokerInfo, Cluster, ServiceStatus, ThroughputAnswer
 
 
 __all__ = [
@@ -117,6 +117,7 @@ __all__ = [
     "SubscriptionInfo",
     "SubscriptionSummary",
     "TableWriter",
+    "ThroughputAnswer",
     "TopicInfo",
     "Transaction",
     "TransactionConflict",

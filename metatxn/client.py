@@ -59,7 +59,7 @@ from metatxn.wire.coordinator import (
 )
 from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
 from metatxn.wire.frames import Frame
-from metatxn.wire.models import BrokerInfo, ServiceStatus
+from metatxn.wire.models import BrokerInfo, ServiceStatus, ThroughputAnswer
 from metatxn.wire.names import LISTENER_NAME, TopicFormat, namespace_name
 from metatxn.wire.policies import PolicyInfo
 from metatxn.wire.quotas import QuotaInfo
@@ -455,6 +455,12 @@ class AsyncClient:
         """One service of the cluster, which is asked once, and what it sees. Raises `ServiceUnreachable`."""
         call = Call("GET", path_of("status"), for_directory=True)
         return parsed(ServiceStatus, await self._connection.http.request(FixedEndpoint(url), call, patient=False))
+
+    async def throughput(self, url: str) -> ThroughputAnswer:
+        """What one service of the cluster has done in the last quarter of an hour. It is asked once. Raises
+        `ServiceUnreachable`."""
+        call = Call("GET", path_of("throughput"), for_directory=True)
+        return parsed(ThroughputAnswer, await self._connection.http.request(FixedEndpoint(url), call, patient=False))
 
     async def broker(self, broker_id: str) -> BrokerInfo:
         """One broker, and how far its drain is. Raises `NotFound`."""

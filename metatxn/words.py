@@ -26,3 +26,12 @@ def size_text(size_bytes: int) -> str:
         number /= 1024
         units.pop(0)
     return f"{number:.1f} {units[0]}"
+
+
+def count_text(number: float) -> str:
+    """A number of things as people say it: `4.2`, `9,999`, `12.3k`, `4.2M`."""
+    if number < 10_000:
+        return f"{number:,.0f}" if number == int(number) or number >= 100 else f"{number:.1f}"
+    units = "kMGT"
+    power = next((power for power, _ in enumerate(units, 1) if number < 1_000 ** (power + 1)), len(units))
+    return f"{number / 1_000**power:.1f}{units[power - 1]}"

@@ -30,6 +30,7 @@ from metatxn.service.quotas.quotas import Quotas, count_refusals
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
+from metatxn.service.throughput import Throughput
 from metatxn.wire import errors
 from metatxn.wire.listeners import Listeners
 from participants.api.routes import router
@@ -99,6 +100,7 @@ class BrokerService:
         self.broker: Broker | None = None
         self._quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
         self._running = AsyncExitStack()
+        self._throughput = Throughput(self.metrics.traffic.counts, clock)
         self.app = self._create_app()
         self._listeners = dict(listeners or {})
         self.app.state.listeners = Listeners(advertise_url, self._listeners)
@@ -157,6 +159,7 @@ class BrokerService:
         await self._server.start()
         await self.broker.open_all()
         await self.broker.announcement.start()
+        self._throughput.start()
         self._tell(Lifecycle.SERVICE_READY, url=self.url, storage=self._storage.storage_id)
 
     def _own_principal(self) -> str | None:
@@ -181,7 +184,15 @@ class BrokerService:
             requests,
             quotas=self._quotas,
         )
-        add_operations(app, self._store, "broker", self._waiting_for, about=self._about, warnings=self._warnings)
+        add_operations(
+            app,
+            self._store,
+            "broker",
+            waiting_for=self._waiting_for,
+            about=self._about,
+            warnings=self._warnings,
+            throughput=self._throughput.answer,
+        )
         return app
 
     def _route_to(self, broker: Broker, layout: LayoutUpkeep) -> None:
@@ -206,6 +217,7 @@ class BrokerService:
     async def stop(self) -> None:
         """Finish the requests in progress, close the segments, and release the storage."""
         self._tell(Lifecycle.SERVICE_STOPPING)
+        self._throughput.stop()
         if self.broker is not None:
             await self.broker.announcement.stop()
         await self._server.stop()

@@ -19,8 +19,9 @@ from metatxn.cli import services
 from metatxn.cli.certificates import expires_at
 from metatxn.cli.options import ServiceOptions, shared, takes_session
 from metatxn.cli.output import print_json, print_rows
-from metatxn.cli.status import HANGING_MS, hanging_problems, unserved_segments
+from metatxn.cli.status import hanging_problems, unserved_segments
 from metatxn.cli.store import looking_into
+from metatxn.health import HANGING_MS
 from metatxn.wire.coordinator import Process
 from metatxn.words import duration
 

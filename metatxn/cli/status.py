@@ -13,39 +13,46 @@ import typer
 import metatxn
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows
-from metatxn.wire.coordinator import HangingTransaction, Process
-from metatxn.words import duration
+from metatxn.health import (
+    HANGING_MS,
+    AskedService,
+    HealthProblem,
+    hanging_problem,
+    per_second,
+    processes_of,
+    service_problems,
+    topic_problems,
+)
+from metatxn.wire.coordinator import HangingTransaction
+from metatxn.wire.models import Process
+from metatxn.words import count_text, duration, size_text
 
 EXIT_UNHEALTHY = 1
-HANGING_MS = 60_000
 MOST_HANGING = 100
 MOST_TOPICS = 1_000
-MOST_SKEW_MS = 2_000
+LATELY_MS = 60_000
+"""The time over which rates are shown."""
 COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "VERSION")
-
-
-@dataclass(frozen=True, slots=True)
-class HealthProblem:
-    """Something that is wrong, and what to do about it."""
-
-    about: str
-    problem: str
-    action: str
 
 
 @dataclass(slots=True)
 class Findings:
-    """`services` are pairs of a process and its status, or None if it does not answer."""
+    """`rates` are those of the last minute, per second, of all services together."""
 
-    services: list[tuple[str, Process, metatxn.ServiceStatus | None]] = field(default_factory=list)
+    services: list[AskedService] = field(default_factory=list)
     topics: int = 0
     more_topics: bool = False
     hanging: list[HangingTransaction] = field(default_factory=list)
+    rates: dict[str, float] = field(default_factory=dict)
     problems: list[HealthProblem] = field(default_factory=list)
 
     @property
     def statuses(self) -> list[metatxn.ServiceStatus]:
-        return [status for _, _, status in self.services if status is not None]
+        return [service.status for service in self.services if service.status is not None]
+
+    def answers(self, name: str) -> bool:
+        """Whether there is a service with this role that answers."""
+        return any(service.name == name and service.status is not None for service in self.services)
 
     def as_object(self) -> dict[str, Any]:
         store = next((status.store for status in self.statuses if status.store), None)
@@ -54,12 +61,13 @@ class Findings:
             "healthy": not self.problems,
             "store": as_json(store),
             "services": [
-                {"id": process.id, "url": process.url, "service": name, "status": as_json(status)}
-                for name, process, status in self.services
+                {"id": each.process.id, "url": each.process.url, "service": each.name, "status": as_json(each.status)}
+                for each in self.services
             ],
             "topics": self.topics,
             "more_topics": self.more_topics,
             "open_transactions": as_json(open_),
+            "rates": self.rates,
             "hanging": as_json(self.hanging),
             "problems": [{"about": one.about, "problem": one.problem, "action": one.action} for one in self.problems],
         }
@@ -86,68 +94,47 @@ def status(
 
 
 def look(client: metatxn.Client) -> Findings:
-    found = Findings()
     cluster = client.cluster()
-    processes = [("coordinator", process) for process in cluster.coordinators]
-    processes += [("broker", process) for process in cluster.brokers]
-    for name, process in processes:
-        try:
-            found.services.append((name, process, client.service_status(process.url)))
-        except metatxn.MetatxnError as error:
-            found.services.append((name, process, None))
-            action = (
-                f"Start it, or see whether {process.url} can be reached from here; if it is gone, it leaves the list."
-            )
-            found.problems.append(HealthProblem(f"{name} {process.id}", str(error), action))
-    for name, listed in (("coordinator", cluster.coordinators), ("broker", cluster.brokers)):
-        if not listed:
-            found.problems.append(
-                HealthProblem("cluster", f"there is no {name}", f"Start one; see `metatxn {name} --help`.")
-            )
-    found.problems += _of_services(found)
-    if any(name == "broker" and status for name, _, status in found.services):
-        found.problems += _of_topics(client, found, {process.url.rstrip("/") for process in cluster.brokers})
-    if any(name == "coordinator" and status for name, _, status in found.services):
+    found = Findings([_asked(client, name, process) for name, process in processes_of(cluster)])
+    found.problems += service_problems(found.services)
+    found.rates = _rates(client, found.services)
+    if found.answers("broker"):
+        found.problems += _of_topics(client, found, {process.url for process in cluster.brokers})
+    if found.answers("coordinator"):
         found.hanging = list(itertools.islice(client.hanging(HANGING_MS), MOST_HANGING))
-        found.problems += map(_hanging, found.hanging)
+        found.problems += map(hanging_problem, found.hanging)
     return found
 
 
-def _of_services(found: Findings) -> Iterator[HealthProblem]:
-    for name, process, status in found.services:
-        if status is not None:
-            about = f"{name} {process.id}"
-            for what, why in status.waiting_for.items():
-                yield HealthProblem(
-                    about, f"not ready: {what}: {why}", "Wait a moment; if it stays so, its log says why."
-                )
-            for what, why in status.warnings.items():
-                yield HealthProblem(about, f"{what}: {why}", "It still serves; act before it does not.")
-    clocks = [status.now_ms for status in found.statuses]
-    if clocks and max(clocks) - min(clocks) > MOST_SKEW_MS:
-        apart_s = (max(clocks) - min(clocks)) / 1000
-        yield HealthProblem(
-            "cluster", f"clocks are {apart_s:.1f} s apart", "Run NTP on every machine: deadlines depend on it."
-        )
-    versions = sorted({status.version for status in found.statuses})
-    if len(versions) > 1:
-        yield HealthProblem(
-            "cluster", f"versions differ: {', '.join(versions)}", "Finish the upgrade: see docs/upgrade.md."
-        )
+def _asked(client: metatxn.Client, name: str, process: Process) -> AskedService:
+    try:
+        return AskedService(name, process, client.service_status(process.url))
+    except metatxn.MetatxnError as error:
+        return AskedService(name, process, silence=str(error))
+
+
+def _rates(client: metatxn.Client, services: Sequence[AskedService]) -> dict[str, float]:
+    """Those of a service before 0.3, which does not tell them, are missing."""
+    rates: dict[str, float] = {}
+    for service in services:
+        if service.status is None:
+            continue
+        try:
+            told = client.throughput(service.process.url)
+        except metatxn.MetatxnError:
+            continue
+        for name, rate in per_second(told, LATELY_MS).items():
+            rates[name] = rates.get(name, 0) + rate
+    return {name: round(rate, 3) for name, rate in rates.items()}
 
 
 def _of_topics(client: metatxn.Client, found: Findings, brokers: set[str]) -> Iterator[HealthProblem]:
-    """Segments that no broker serves that is announced."""
     for topic in client.topics():
         if found.topics == MOST_TOPICS:
             found.more_topics = True
             return
         found.topics += 1
-        for segment in topic.segments:
-            if segment.owner is None or segment.owner.rstrip("/") not in brokers:
-                where = f"its owner {segment.owner} is not there" if segment.owner else "it has no owner"
-                action = "Start a broker that has its storage."
-                yield HealthProblem(f"segment {segment.segment}", f"not served: {where}", action)
+        yield from topic_problems(topic, brokers)
 
 
 def unserved_segments(client: metatxn.Client, brokers: set[str]) -> Iterator[HealthProblem]:
@@ -156,12 +143,7 @@ def unserved_segments(client: metatxn.Client, brokers: set[str]) -> Iterator[Hea
 
 
 def hanging_problems(client: metatxn.Client) -> Iterator[HealthProblem]:
-    return map(_hanging, itertools.islice(client.hanging(HANGING_MS), MOST_HANGING))
-
-
-def _hanging(txn: HangingTransaction) -> HealthProblem:
-    what = f"open for {duration(txn.age_ms)}, and holds readers back"
-    return HealthProblem(f"transaction {txn.txn_id}", what, f"Commit or abort it: metatxn txn abort {txn.txn_id}")
+    return map(hanging_problem, itertools.islice(client.hanging(HANGING_MS), MOST_HANGING))
 
 
 def _print(found: Findings) -> None:
@@ -178,16 +160,33 @@ def _print(found: Findings) -> None:
         else "not counted yet",
         "hanging": len(found.hanging),
     }
+    if found.rates:
+        fields["throughput"] = _throughput(found.rates)
     print_fields(fields)
     print()
-    print_rows(COLUMNS, [_row(*service) for service in found.services])
+    print_rows(COLUMNS, [_row(service) for service in found.services])
     if found.problems:
         print()
         print_rows(("PROBLEM", "WHAT", "DO"), [(one.about, one.problem, one.action) for one in found.problems])
 
 
-def _row(name: str, process: Process, status: metatxn.ServiceStatus | None) -> Sequence[Any]:
+def _throughput(rates: dict[str, float]) -> str:
+    """In the last minute. What no service has told is not there."""
+    said = [
+        f"{count_text(rates[name])} {words}/s"
+        for name, words in (("transactions_committed", "commits"), ("transactions_aborted", "aborts"))
+        if name in rates
+    ]
+    for way in ("in", "out"):
+        if f"messages_{way}" in rates:
+            size = size_text(round(rates[f"bytes_{way}"]))
+            said.append(f"{count_text(rates[f'messages_{way}'])} messages/s {way} ({size}/s)")
+    return ", ".join(said)
+
+
+def _row(service: AskedService) -> Sequence[Any]:
+    status, url = service.status, service.process.url
     if status is None:
-        return (name, process.url, "no answer", None, None, None)
+        return (service.name, url, "no answer", None, None, None)
     ready = "draining" if status.ready and status.draining else "yes" if status.ready else "no"
-    return (name, process.url, ready, duration(status.up_ms), status.segments, status.version)
+    return (service.name, url, ready, duration(status.up_ms), status.segments, status.version)

@@ -10,9 +10,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from metatxn.words import duration, short_id, size_text
+from metatxn.words import count_text, duration, short_id, size_text
 
-_MANY = ("k", "M", "G", "T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -28,13 +27,7 @@ def size(number: int | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """A number of things: `17`, `9,999`, `12.3k`, `4.2M`."""
-    if number is None:
-        return "–"
-    if number < 10_000:
-        return f"{number:,.0f}" if number == int(number) or number >= 100 else f"{number:.1f}"
-    power = next((power for power, _ in enumerate(_MANY, 1) if number < 1_000 ** (power + 1)), len(_MANY))
-    return f"{number / 1_000**power:.1f}{_MANY[power - 1]}"
+    return "–" if number is None else count_text(number)
 
 
 def rate(number: float | None) -> str:

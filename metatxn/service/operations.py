@@ -22,7 +22,16 @@ from metatxn.service.openapi import problems
 from metatxn.wire.access import AccessInfo
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.listeners import address_for
-from metatxn.wire.models import BrokerProcess, Cluster, Health, Liveness, Process, ServiceStatus, StoreStatus
+from metatxn.wire.models import (
+    BrokerProcess,
+    Cluster,
+    Health,
+    Liveness,
+    Process,
+    ServiceStatus,
+    StoreStatus,
+    ThroughputAnswer,
+)
 
 READY_WITHIN_SECONDS = 5
 _NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})
@@ -36,14 +45,17 @@ def add_operations(
     app: FastAPI,
     store: MetadataStore,
     service: Literal["coordinator", "broker"],
+    *,
     waiting_for: Callable[[], dict[str, str]],
     behind: Callable[[], Awaitable[dict[str, str]]] = _nothing,
     warnings: Callable[[], dict[str, str]] = dict,
     about: Callable[[], dict[str, Any]] = dict,
+    throughput: Callable[[], ThroughputAnswer],
 ) -> None:
     """`waiting_for` names what is not recovered yet, and why; it is empty if this process is ready. `behind` does the
     same, but reads the store, and is called only once the store answers. `warnings` names what is out of order in a
-    process that is ready. `about` returns the fields of `ServiceStatus` that only this service has."""
+    process that is ready. `about` returns the fields of `ServiceStatus` that only this service has. `throughput`
+    returns what it has done lately."""
     began = time.monotonic()
 
     async def look() -> tuple[dict[str, str], StoreStatus | None]:
@@ -113,6 +125,11 @@ def add_operations(
             revision=await store.current_revision(),
             version=await version_of(store),
         )
+
+    @app.get("/v1/throughput", tags=["operations"], response_model_exclude_none=True)
+    async def get_throughput() -> ThroughputAnswer:
+        """What this service has done in the last quarter of an hour."""
+        return throughput()
 
     @app.get("/v1/access", tags=["operations"])
     async def access(caller: Caller) -> AccessInfo:

@@ -101,6 +101,7 @@ class Client(Facade[AsyncClient]):
     horizons = blocking(AsyncClient.horizons)
     cluster = blocking(AsyncClient.cluster)
     service_status = blocking(AsyncClient.service_status)
+    throughput = blocking(AsyncClient.throughput)
     broker = blocking(AsyncClient.broker)
     drain_broker = blocking(AsyncClient.drain_broker)
     undrain_broker = blocking(AsyncClient.undrain_broker)

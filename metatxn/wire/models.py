@@ -103,6 +103,32 @@ class StoreStatus(BaseModel):
     read_ms: float
 
 
+class ThroughputSample(BaseModel):
+    """What a service has done in the interval that ended at `at_ms`. Transactions are those that began or were decided
+    at this coordinator; messages and the bytes of their payloads went through this broker."""
+
+    at_ms: int
+    transactions_begun: int | None = None
+    transactions_committed: int | None = None
+    transactions_aborted: int | None = None
+    messages_in: int | None = None
+    bytes_in: int | None = None
+    messages_out: int | None = None
+    bytes_out: int | None = None
+
+
+class ThroughputAnswer(BaseModel):
+    """At most the last quarter of an hour, the latest sample last. `interval_ms` is the time between two samples."""
+
+    model_config = example(
+        interval_ms=10_000,
+        samples=[{"at_ms": 1767225600000, "messages_in": 1200, "bytes_in": 84000, "messages_out": 0, "bytes_out": 0}],
+    )
+
+    interval_ms: int
+    samples: list[ThroughputSample]
+
+
 class OpenTransactions(BaseModel):
     """The open transactions of the whole store when a coordinator last counted them, every 15 seconds."""
 

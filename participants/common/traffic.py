@@ -71,6 +71,11 @@ class Traffic(Collector):
             found = self._topics.setdefault(name, TopicTraffic())
         return found
 
+    def counts(self) -> dict[str, int]:
+        """The counts of all topics together, by the names of a sample of the throughput."""
+        names = ("messages_in", "bytes_in", "messages_out", "bytes_out")
+        return {name: sum(getattr(traffic, name) for traffic in self._topics.values()) for name in names}
+
     def collect(self) -> Iterator[Metric]:
         for name, (attribute, documentation) in _COUNTERS.items():
             family = CounterMetricFamily(name, documentation, labels=["topic"])

@@ -16,7 +16,16 @@ import pytest
 import metatxn
 from metatxn.cli import status
 from metatxn.wire.broker import SegmentInfo, TopicInfo
-from metatxn.wire.models import BrokerProcess, Cluster, OpenTransactions, Process, ServiceStatus, StoreStatus
+from metatxn.wire.models import (
+    BrokerProcess,
+    Cluster,
+    OpenTransactions,
+    Process,
+    ServiceStatus,
+    StoreStatus,
+    ThroughputAnswer,
+    ThroughputSample,
+)
 from metatxn.words import duration
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
@@ -76,6 +85,12 @@ class Services:
 
     def upgrade_status(self) -> metatxn.UpgradeStatus:
         return metatxn.UpgradeStatus(version=2, target=2, processes=[], obstacles=[], features=[])
+    def throughput(self, url: str) -> ThroughputAnswer:
+        if url == COORDINATOR.url:
+            raise metatxn.NotFound("this version does not tell it")
+        counts = {"messages_in": 120_000, "bytes_in": 8_192_000, "messages_out": 4, "bytes_out": 40}
+        samples = [ThroughputSample(at_ms=number, **counts) for number in range(10)]
+        return ThroughputAnswer(interval_ms=10_000, samples=samples)
 
     def topics(self) -> Iterator[TopicInfo]:
         yield TopicInfo(name="t", segments=[self.segment])
@@ -94,7 +109,8 @@ def test_nothing_is_wrong_with_these(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert problems(Services()) == []
     status._print(status.look(cast(metatxn.Client, Services())))
     printed = capsys.readouterr().out
-    for words in ("etcd, revision 7", "2 open", "1 or more", "1d 1h"):
+    lately = "throughput    12.0k messages/s in (800.0 KiB/s), 0.4 messages/s out (4 B/s)\n"
+    for words in ("etcd, revision 7", "2 open", "1 or more", "1d 1h", lately):
         assert words in printed
 
 

@@ -1,0 +1,104 @@
+"""What is wrong with a cluster, and what to do, judged from what its services say: for the command line and the
+console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from metatxn.wire.broker import TopicInfo
+from metatxn.wire.coordinator import HangingTransaction
+from metatxn.wire.models import Cluster, Process, ServiceStatus, ThroughputAnswer
+from metatxn.words import duration
+
+HANGING_MS = 60_000
+MOST_SKEW_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProblem:
+    """Something that is wrong, and what to do about it. `about` is a word and a name, or `cluster`."""
+
+    about: str
+    problem: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskedService:
+    """A service of the cluster with what it says, or, if it does not answer, why not."""
+
+    name: str
+    process: Process
+    status: ServiceStatus | None = None
+    silence: str = ""
+
+    @property
+    def about(self) -> str:
+        return f"{self.name} {self.process.id}"
+
+
+def processes_of(cluster: Cluster) -> list[tuple[str, Process]]:
+    """What is announced, with its role."""
+    coordinators: list[tuple[str, Process]] = [("coordinator", process) for process in cluster.coordinators]
+    return coordinators + [("broker", process) for process in cluster.brokers]
+
+
+def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem]:
+    """Of the services and of what they say together."""
+    for service in services:
+        if service.status is None:
+            url = service.process.url
+            action = f"Start it, or see whether {url} can be reached from here; if it is gone, it leaves the list."
+            yield HealthProblem(service.about, service.silence, action)
+    for name in ("coordinator", "broker"):
+        if not any(service.name == name for service in services):
+            yield HealthProblem("cluster", f"there is no {name}", f"Start one; see `metatxn {name} --help`.")
+    for service in services:
+        if service.status is not None:
+            yield from _own_problems(service.about, service.status)
+    yield from _differences([service.status for service in services if service.status is not None])
+
+
+def _own_problems(about: str, status: ServiceStatus) -> Iterator[HealthProblem]:
+    for what, why in status.waiting_for.items():
+        yield HealthProblem(about, f"not ready: {what}: {why}", "Wait a moment; if it stays so, its log says why.")
+    for what, why in status.warnings.items():
+        yield HealthProblem(about, f"{what}: {why}", "It still serves; act before it does not.")
+
+
+def _differences(statuses: Sequence[ServiceStatus]) -> Iterator[HealthProblem]:
+    clocks = [status.now_ms for status in statuses]
+    if clocks and max(clocks) - min(clocks) > MOST_SKEW_MS:
+        apart_s = (max(clocks) - min(clocks)) / 1000
+        action = "Run NTP on every machine: deadlines depend on it."
+        yield HealthProblem("cluster", f"clocks are {apart_s:.1f} s apart", action)
+    versions = sorted({status.version for status in statuses})
+    if len(versions) > 1:
+        action = "Finish the upgrade: see docs/upgrade.md."
+        yield HealthProblem("cluster", f"versions differ: {', '.join(versions)}", action)
+
+
+def topic_problems(topic: TopicInfo, brokers: Iterable[str]) -> Iterator[HealthProblem]:
+    """Its segments that none of the announced brokers serves, given by their URLs."""
+    announced = {url.rstrip("/") for url in brokers}
+    for segment in topic.segments:
+        if segment.owner is None or segment.owner.rstrip("/") not in announced:
+            where = f"its owner {segment.owner} is not there" if segment.owner else "it has no owner"
+            action = "Start a broker that has its storage."
+            yield HealthProblem(f"segment {segment.segment}", f"not served: {where}", action)
+
+
+def hanging_problem(txn: HangingTransaction) -> HealthProblem:
+    what = f"open for {duration(txn.age_ms)}, and holds readers back"
+    return HealthProblem(f"transaction {txn.txn_id}", what, f"Commit or abort it: metatxn txn abort {txn.txn_id}")
+
+
+def per_second(told: ThroughputAnswer, lately_ms: int) -> dict[str, float]:
+    """The rates of what a service has counted in about that time."""
+    samples = told.samples[-max(1, lately_ms // told.interval_ms) :]
+    totals: dict[str, int] = {}
+    for sample in samples:
+        for name, number in sample.model_dump(exclude={"at_ms"}, exclude_none=True).items():
+            totals[name] = totals.get(name, 0) + number
+    return {name: total * 1000 / (len(samples) * told.interval_ms) for name, total in totals.items()}

@@ -1,0 +1,63 @@
+"""Goal: a service tells what it has done in the last quarter of an hour, in samples of ten seconds each.
+
+Method: the counters of both services, looked at by hand; and the endpoint, asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from coordinator.service import CoordinatorService
+from metastore.backends.memory import MemoryStore
+from metastore.txn.store import INDEXES
+from metatxn.service.throughput import REMEMBERED, Throughput
+from participants.common.metrics import BrokerMetrics
+from participants.service import BrokerService
+
+
+def test_a_sample_is_what_was_counted_since_the_one_before() -> None:
+    counted, now_ms = {"messages_in": 5}, 0
+    throughput = Throughput(lambda: dict(counted), lambda: now_ms)
+    for now_ms in range(REMEMBERED + 10):
+        counted["messages_in"] += now_ms
+        throughput.look()
+    told = throughput.answer()
+    assert [(each.at_ms, each.messages_in) for each in told.samples] == [(at, at) for at in range(10, REMEMBERED + 10)]
+
+
+def test_a_broker_counts_what_goes_through_all_of_its_topics() -> None:
+    traffic = BrokerMetrics().traffic
+    traffic.of("a/b/c").came_in(3, 30)
+    traffic.of("a/b/d").came_in(4, 40)
+    traffic.of("a/b/d").went_out(2, 20)
+    assert traffic.counts() == {"messages_in": 7, "bytes_in": 70, "messages_out": 2, "bytes_out": 20}
+
+
+async def test_a_coordinator_counts_what_begins_and_ends_there() -> None:
+    store = MemoryStore(INDEXES)
+    service = CoordinatorService(store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(service.app), base_url="http://service") as http:
+        assert (await http.get("/v1/throughput")).json()["samples"] == []
+        for end in ("commit", "commit", "abort", None):
+            txn = (await http.post("/v1/txns")).json()["txn_id"]
+            if end is not None:
+                assert (await http.post(f"/v1/txns/{txn}/{end}")).status_code == 200
+        service.throughput.look()
+        (sample,) = (await http.get("/v1/throughput")).json()["samples"]
+    del sample["at_ms"]
+    assert sample == {"transactions_begun": 4, "transactions_committed": 2, "transactions_aborted": 1}
+    await store.close()
+
+
+async def test_a_service_looks_as_long_as_it_runs(tmp_path: Path) -> None:
+    """What happened before it began to look is not counted, and nothing looks any more once it is stopped."""
+    store = MemoryStore(INDEXES)
+    for service in (CoordinatorService(store, port=0), BrokerService(store, data_dir=tmp_path, port=0)):
+        await service.start()
+        throughput = getattr(service, "throughput", None) or getattr(service, "_throughput", None)
+        assert isinstance(throughput, Throughput) and throughput._timer is not None
+        await service.stop()
+        assert throughput._timer is None
+    await store.close()
