@@ -64,6 +64,7 @@ class Filter:
     owner: str | None = None
     younger_than_ms: int | None = None
     newest: bool = False
+    text: str | None = None
 
     def admits(self, found: TransactionHeader, now_ms: int) -> bool:
         assert found.created_ms is not None
@@ -73,6 +74,7 @@ class Filter:
             and (self.younger_than_ms is None or found.created_ms >= now_ms - self.younger_than_ms)
             and (self.transaction_key is None or found.transaction_key == self.transaction_key)
             and (self.owner is None or found.owner == self.owner)
+            and (self.text is None or _contains(found, self.text.casefold()))
         )
 
     def ends_at(self, row: Row, now_ms: int) -> bool:
@@ -170,6 +172,12 @@ class Listings:
             items=[describe_key(key, key.live) for key in found if key.live],
             next_page_token=paging.make_token("keys", key_records.position(found[-1])) if more else None,
         )
+
+
+def _contains(found: TransactionHeader, text: str) -> bool:
+    properties = (found.properties or {}).items()
+    texts = (found.txn_id, found.transaction_key, found.owner, found.reason, *chain.from_iterable(properties))
+    return any(text in each.casefold() for each in texts if each is not None)
 
 
 def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -25,6 +25,7 @@ POSITIONS = {
     "segment": _TXN_ID,
     "ops": r"[^/]+",
     "keys": r"[^/]*&[^/]+",
+    "records": r"(?s:.+)",
 }
 """The lists, and the form of a position in each of them."""
 

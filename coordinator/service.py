@@ -18,13 +18,20 @@ from fastapi import FastAPI
 
 from coordinator import gc_sweep, survey
 from coordinator.api.quota_routes import quota_routes
-from coordinator.api.routes import hanging_routes, listing_routes, transaction_key_routes, transaction_routes
+from coordinator.api.routes import (
+    hanging_routes,
+    listing_routes,
+    store_routes,
+    transaction_key_routes,
+    transaction_routes,
+)
 from coordinator.console import PATH, ConsoleRoute, MakeConsole
 from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.patience import PATIENCE_MS
 from coordinator.presence import Presence
+from coordinator.stored_records import StoredRecords
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
 from coordinator.transactions import Transactions
@@ -208,10 +215,12 @@ class CoordinatorService:
             throughput=self.throughput.answer,
         )
         add_routes(app, transaction_routes(self.transactions), first=True)
-        add_routes(app, listing_routes(self.transactions, self.listings))
+        stored = StoredRecords(self._store)
+        add_routes(app, listing_routes(self.transactions, self.listings, stored))
         add_routes(app, transaction_key_routes(self.transactions, self.listings))
         add_routes(app, hanging_routes(self.listings))
         add_routes(app, quota_routes(StoredQuotas(self._store, self.guard.version), self.quotas))
+        add_routes(app, store_routes(stored))
         if self._console is not None:
             app.router.routes.append(self._console)
         add_routes(app, upgrade_routes(self._store, self._clock))

@@ -72,6 +72,10 @@ class MetadataStore(ABC):
         """Why this client refuses every call, or None while it does not. See `refuse`."""
         self._refusal_kind: type[MetastoreError] = StoreWentBack
 
+    def command_for(self, key: str) -> str | None:
+        """What an operator types to see this record with the store's own tool; None if there is no such tool."""
+        return None
+
     # -- writing, linearizable ---------------------------------------------------------------------------------
 
     def batch(self) -> Batch:

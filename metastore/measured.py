@@ -35,6 +35,9 @@ class MeasuredStore(MetadataStore):
     def refuse(self, why: str, kind: type[MetastoreError] = StoreWentBack) -> None:
         self._store.refuse(why, kind)
 
+    def command_for(self, key: str) -> str | None:
+        return self._store.command_for(key)
+
     def batch(self) -> Batch:
         return self._store.batch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -46,18 +47,29 @@ from metatxn.wire.broker import (
     SubscriptionType,
     TopicInfo,
     TopicSchema,
+    TransactionWork,
     TrimAnswer,
+    WorkOnSegment,
 )
 from metatxn.wire.coordinator import (
     Cluster,
     ConnectAnswer,
     HangingTransaction,
     Operation,
+    StoredRecord,
     TransactionHeader,
     TransactionKeyInfo,
     UpgradeStatus,
 )
-from metatxn.wire.errors import AlreadyExists, InvalidArgument, MetatxnError, SegmentSealed
+from metatxn.wire.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MetatxnError,
+    NotFound,
+    SegmentSealed,
+    ServiceUnreachable,
+    StoreUnavailable,
+)
 from metatxn.wire.frames import Frame
 from metatxn.wire.models import BrokerInfo, ServiceStatus, ThroughputAnswer
 from metatxn.wire.names import LISTENER_NAME, TopicFormat, namespace_name
@@ -66,6 +78,7 @@ from metatxn.wire.quotas import QuotaInfo
 from metatxn.wire.schemas import SchemaCheck, SchemaInfo
 
 KEYS_PATH = "/admin/v2/transactions/transaction-keys"
+RECORDS_PATH = "/admin/v2/store/records"
 HANGING_PATH = "/admin/v2/transactions/hanging"
 
 
@@ -207,10 +220,12 @@ class AsyncClient:
         older_than_ms: int | None = None,
         younger_than_ms: int | None = None,
         newest_first: bool = False,
+        text: str | None = None,
         limit: int | None = None,
     ) -> Paged[TransactionHeader]:
         """The headers of the transactions that match the filters. `older_than_ms` and `younger_than_ms` are ages;
-        `limit` is the size of a page, not of the result. With `newest_first`, which excludes `segment`, open ones come
+        `text` is looked for in ids, keys, owners, reasons and properties; `limit` is the size of a page, not of the
+        result. With `newest_first`, which excludes `segment`, open ones come
         by their deadline and decided ones by their decision, the latest time first."""
         params = {
             "state": state,
@@ -219,6 +234,7 @@ class AsyncClient:
             "segment": segment,
             "older_than_ms": older_than_ms,
             "younger_than_ms": younger_than_ms,
+            "text": text,
             "order": "newest" if newest_first else None,
             "limit": limit,
         }
@@ -240,6 +256,37 @@ class AsyncClient:
         """The operation records of a transaction that no broker has cleaned up yet. Raises `TransactionNotFound`."""
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("txns", txn_id, "ops"), {}, Operation)
+
+    async def transaction_work(self, txn_id: str) -> list[WorkOnSegment]:
+        """What the brokers remember of what a transaction has written and acknowledged, and since when readers see it.
+        What those know that do not answer is missing. Raises `TransactionNotFound`."""
+        brokers = (await self.cluster()).brokers
+        told = await asyncio.gather(*(self._work_at(broker.url, txn_id) for broker in brokers), return_exceptions=True)
+        found: list[WorkOnSegment] = []
+        for answer in told:
+            if isinstance(answer, ServiceUnreachable | StoreUnavailable | NotFound):
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            found += answer
+        return found
+
+    async def _work_at(self, url: str, txn_id: str) -> list[WorkOnSegment]:
+        call = Call("GET", path_of("txns", txn_id, "work"))
+        answer = await self._connection.http.request(FixedEndpoint(url), call, patient=False)
+        return parsed(TransactionWork, answer).segments
+
+    def transaction_records(self, txn_id: str) -> Paged[StoredRecord]:
+        """The records of a transaction as they stand in the metadata store. Raises `TransactionNotFound`."""
+        connection = self._connection
+        return Listing(connection, connection.coordinators, path_of("txns", txn_id, "records"), {}, StoredRecord)
+
+    def stored_records(self, prefix: str = "/", *, limit: int | None = None) -> Paged[StoredRecord]:
+        """The records of the metadata store whose keys begin with `prefix`. Requires the right `admin`."""
+        connection = self._connection
+        return Listing(
+            connection, connection.coordinators, RECORDS_PATH, {"prefix": prefix, "limit": limit}, StoredRecord
+        )
 
     # -- transaction keys --------------------------------------------------------------------------------------
 

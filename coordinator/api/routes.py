@@ -14,19 +14,19 @@ from coordinator.hanging import MAX_AGE_MS, hanging_transactions
 from coordinator.listings import Filter, Listings
 from coordinator.ownership import owned, visible_owner
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
+from coordinator.stored_records import StoredRecords
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metatxn.service import audit
 from metatxn.service.answers import json_response, model_response
 from metatxn.service.audited import address_of, audited
 from metatxn.service.direct import DirectRoute
-from metatxn.service.http import UNQUOTED, Caller, PathText, from_store
+from metatxn.service.http import Caller, PathText, TxnIdPath, from_store
 from metatxn.service.openapi import problems
 from metatxn.service.security.principal import Principal
 from metatxn.service.strict import StrictRoute
 from metatxn.wire.coordinator import (
     MAX_NUMBER,
-    TXN_ID_FIELD,
     AbortItem,
     AbortRequest,
     BatchAnswer,
@@ -42,6 +42,7 @@ from metatxn.wire.coordinator import (
     OwnerName,
     PrepareRequest,
     State,
+    StoredRecordPage,
     TransactionHeader,
     TransactionKeyInfo,
     TransactionKeyName,
@@ -53,6 +54,7 @@ from metatxn.wire.coordinator import (
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.problems import problem_of
+from metatxn.wire.text import encodable
 
 ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
 WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)
@@ -60,7 +62,6 @@ ENDS = (*WRITES, ErrorCode.TXN_NOT_FOUND, ErrorCode.INVALID_TXN_STATE, ErrorCode
 """The errors that an endpoint of this kind can answer."""
 
 
-TxnIdPath = Annotated[TxnId, UNQUOTED, TXN_ID_FIELD]
 KeyPath = Annotated[PathText, AfterValidator(valid_key)]
 
 
@@ -96,6 +97,18 @@ class TransactionQuery(PageQuery):
     segment: SegmentName | None = None
     transaction_key: TransactionKeyName | None = None
     owner: OwnerName | None = None
+    text: (
+        Annotated[
+            str,
+            Field(
+                min_length=1,
+                max_length=256,
+                description="Only transactions that have this text, in any case, in their id, key, owner, reason or "
+                "properties.",
+            ),
+        ]
+        | None
+    ) = None
     order: (
         Annotated[
             Literal["newest"],
@@ -106,6 +119,14 @@ class TransactionQuery(PageQuery):
         ]
         | None
     ) = None
+
+
+class RecordQuery(PageQuery):
+    prefix: Annotated[
+        str,
+        Field(max_length=2_048, pattern="^/", description="Only records whose keys begin with it."),
+        AfterValidator(encodable),
+    ] = "/"
 
 
 class HangingQuery(PageQuery):
@@ -122,7 +143,7 @@ class OwnerQuery(BaseModel):
     owner: OwnerName | None = None
 
 
-def _page(page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage) -> Response:
+def _page(page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage | StoredRecordPage) -> Response:
     """The items without members that have no value, and always `next_page_token`: null marks the last page."""
     return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
@@ -222,7 +243,7 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
     return router
 
 
-def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
+def listing_routes(transactions: Transactions, listings: Listings, stored: StoredRecords) -> APIRouter:
     router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=StrictRoute)
 
     @router.get("", response_model=TransactionPage, responses=problems(*ALWAYS))
@@ -238,6 +259,7 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
             newest=query.order == "newest",
             segment=query.segment,
             transaction_key=query.transaction_key,
+            text=query.text,
             owner=visible_owner(query.owner, caller),
         )
         return _page(await listings.transactions(wanted, query.limit, query.page_token))
@@ -248,6 +270,28 @@ def listing_routes(transactions: Transactions, listings: Listings) -> APIRouter:
         if not caller.superuser:
             await transactions.get(txn_id, caller=caller)
         return _page(await listings.operations(txn_id, query.limit, query.page_token))
+
+    @router.get(
+        "/{txn_id}/records", response_model=StoredRecordPage, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND)
+    )
+    async def records(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()], caller: Caller) -> Response:
+        """The records of a transaction as they stand in the metadata store: its header, its deadline after a
+        keep-alive, whether it is prepared, the writers that count, and the operations that no broker has cleaned up
+        yet."""
+        if not caller.superuser:
+            await transactions.get(txn_id, caller=caller)
+        return _page(await stored.of_transaction(txn_id, query.limit, query.page_token))
+
+    return router
+
+
+def store_routes(stored: StoredRecords) -> APIRouter:
+    router = APIRouter(prefix="/admin/v2/store", tags=["store"], route_class=StrictRoute)
+
+    @router.get("/records", response_model=StoredRecordPage, responses=problems(*ALWAYS))
+    async def stored_records(query: Annotated[RecordQuery, Query()]) -> Response:
+        """The records of the metadata store in the order of their keys."""
+        return _page(await stored.below(query.prefix, query.limit, query.page_token))
 
     return router
 

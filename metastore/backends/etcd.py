@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -111,6 +112,9 @@ class EtcdStore(StoredIndexes):
         self._feeds: list[PrefixFeed] = []
         self._ephemerals: list[LeasedRecord] = []
         self._closed = False
+
+    def command_for(self, key: str) -> str:
+        return f"etcdctl get {shlex.quote(self._wire.key(key).decode())}"
 
     @classmethod
     async def open(

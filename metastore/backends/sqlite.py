@@ -23,7 +23,9 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 import secrets
+import shlex
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,6 +69,7 @@ APPLICATION_ID = 0x6D747831  # "mtx1": distinguishes our file from any other SQL
 MAX_GROUP_APPLIES = 1_000
 WAL_BYTES_KEPT = 64 << 20
 
+_PLAIN = re.compile("[A-Za-z0-9._~%/:&+-]+", re.ASCII)
 _SCHEMA = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (
@@ -164,6 +167,13 @@ class SqliteStore(StoredIndexes):
         self._reader: _Lane[_Read[Any]] = _Lane("sqlite reader", database.read_group)
         self._log = ChangeLog(0)
         self._closing: asyncio.Task[None] | None = None
+
+    def command_for(self, key: str) -> str:
+        """Without the directory of the file, which is nobody's business but that of its machine."""
+        literal = key.replace("'", "''")
+        question = f"SELECT value FROM records WHERE key = '{literal}'"
+        quoted = f'"{question}"' if _PLAIN.fullmatch(key) else shlex.quote(question)  # every key of ours is plain
+        return f"sqlite3 -readonly {shlex.quote(self._database.name)} {quoted}"
 
     @classmethod
     async def open(
@@ -407,6 +417,7 @@ class _Database:
 
     def __init__(self, path: Path, connect: Connect, busy_timeout_s: float, read_only: bool) -> None:
         self._path = path
+        self.name = path.name
         self._connect = connect
         self._busy_timeout_s = busy_timeout_s
         self.read_only = read_only

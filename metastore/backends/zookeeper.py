@@ -25,6 +25,7 @@ and starts again when the znode does.)
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Sequence
 
 from metastore.api import Ephemeral, StoredIndexes
@@ -110,6 +111,9 @@ class ZooKeeperStore(StoredIndexes):
         self._feeds: list[Feed] = []
         self._ephemerals: Ephemerals | None = None
         self._closed = False
+
+    def command_for(self, key: str) -> str:
+        return f"zkCli.sh get {shlex.quote(self._paths.record(key))}"
 
     @classmethod
     async def open(

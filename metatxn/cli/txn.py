@@ -14,9 +14,9 @@ from metatxn.cli.completion import complete_txn
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
-from metatxn.cli.timeline import MOST_OPERATIONS, TIMELINE_COLUMNS, timeline
 from metatxn.cli.times import DURATION_HELP, milliseconds_of
-from metatxn.wire.coordinator import HangingTransaction, State, TransactionHeader
+from metatxn.timeline import MOST_OPERATIONS, timeline
+from metatxn.wire.coordinator import HangingTransaction, State, StoredRecord, TransactionHeader
 from metatxn.words import short_id
 
 app = typer.Typer(
@@ -48,6 +48,8 @@ HANGING_COLUMNS = (
 )
 LIST_COLUMNS = ("TXN_ID", "STATE", "CREATED", "DEADLINE", "KEY", "OWNER", "PREPARED")
 _SHORT_ID = re.compile(r"[0-9a-f]{1,32}", re.ASCII)
+TIMELINE_COLUMNS = ("AT", "EVENT", "SEGMENT", "WHAT")
+RECORD_COLUMNS = ("VERSION", "KEY", "VALUE", "COMMAND")
 OPERATION_COLUMNS = ("KIND", "SEGMENT", "COUNT", "WRITER", "SEQUENCE", "SUBSCRIPTION")
 
 
@@ -173,6 +175,12 @@ def show(
     operations: Annotated[
         bool, typer.Option("--operations", help="Also print the operation records that are left.")
     ] = False,
+    records: Annotated[
+        bool,
+        typer.Option(
+            "--records", help="Also print the records in the metadata store, and the commands of its own tool for them."
+        ),
+    ] = False,
 ) -> None:
     """Show the current state of a transaction, what has happened to it, and what is left to do."""
     txn_id = full_id(txn_id)
@@ -180,18 +188,36 @@ def show(
         header = client.attach(txn_id).header
         most = None if operations else MOST_OPERATIONS + 1
         found = list(itertools.islice(client.operations(txn_id), most))
-    events = timeline(header, found[:MOST_OPERATIONS], more=len(found) > MOST_OPERATIONS)
+        beside = _records(client, txn_id, wanted=records)
+        work = client.transaction_work(txn_id)
+    more = len(found) > MOST_OPERATIONS
+    events = timeline(header, found[:MOST_OPERATIONS], more=more, work=work, records=beside)
     if session.json:
         shown = as_json(header) | {"timeline": [each.as_object() for each in events]}
-        print_json(shown | ({"operations": as_json(found)} if operations else {}))
+        shown |= {"operations": as_json(found)} if operations else {}
+        print_json(shown | ({"records": as_json(beside)} if records else {}))
         return
     print_header(header)
     print()
-    print_rows(TIMELINE_COLUMNS, [each.row for each in events])
+    rows = [(when(each.at_ms), each.event, each.segment, each.what) for each in events]
+    print_rows(TIMELINE_COLUMNS, rows)
+    if records:
+        print()
+        print_rows(RECORD_COLUMNS, [(each.version, each.key, each.value, each.command) for each in beside])
     if operations:
         print()
-        rows = [(op.kind, op.segment, op.count, op.writer, op.sequence, op.subscription) for op in found]
-        print_rows(OPERATION_COLUMNS, rows)
+        listed = [(op.kind, op.segment, op.count, op.writer, op.sequence, op.subscription) for op in found]
+        print_rows(OPERATION_COLUMNS, listed)
+
+
+def _records(client: metatxn.Client, txn_id: str, *, wanted: bool) -> list[StoredRecord]:
+    """Unless they are wanted, they are missing if the coordinator is of release 0.2.0, which does not show them."""
+    try:
+        return list(itertools.islice(client.transaction_records(txn_id), MOST_OPERATIONS))
+    except metatxn.NotFound:
+        if wanted:
+            raise CliError("This coordinator does not show records: upgrade it to release 0.3.0.") from None
+        return []
 
 
 @app.command("list", epilog="Example: metatxn txn list --state open --older-than 10m")
@@ -211,6 +237,9 @@ def list_(
     younger_than: Annotated[
         str | None, typer.Option(help=f"Only transactions that began at most this long ago: {DURATION_HELP}.")
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Only those with this text in their id, key, owner, reason or properties.")
+    ] = None,
     limit: LimitOption = 100,
 ) -> None:
     """List transactions: first the open ones, with the latest deadline first, then the others, with the latest decision
@@ -228,6 +257,7 @@ def list_(
             segment=segment,
             older_than_ms=older_than_ms,
             younger_than_ms=younger_than_ms,
+            text=text,
             newest_first=segment is None,
         )
         session.print_list(found, limit, LIST_COLUMNS, txn_row)

@@ -29,7 +29,9 @@ from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.principal import Principal
 from metatxn.service.shortcuts import Shortcuts
 from metatxn.wire import errors
+from metatxn.wire.coordinator import TXN_ID_FIELD
 from metatxn.wire.errors import BY_CODE, ErrorCode
+from metatxn.wire.ids import TxnId
 from metatxn.wire.listeners import Listeners, address_for
 from metatxn.wire.problems import Problem, problem_of
 from metatxn.wire.text import no_control_characters
@@ -56,6 +58,7 @@ def _unquote_segment(value: object) -> object:
 UNQUOTED = BeforeValidator(_unquote_segment)
 PathText = Annotated[str, UNQUOTED, AfterValidator(no_control_characters)]
 """A path parameter: any UTF-8 name, percent-encoded as one path segment."""
+TxnIdPath = Annotated[TxnId, UNQUOTED, TXN_ID_FIELD]
 
 
 async def _caller(request: Request) -> Principal:

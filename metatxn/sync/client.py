@@ -67,6 +67,9 @@ class Client(Facade[AsyncClient]):
     transactions = iterating(AsyncClient.transactions)
     hanging = iterating(AsyncClient.hanging)
     operations = iterating(AsyncClient.operations)
+    transaction_work = blocking(AsyncClient.transaction_work)
+    transaction_records = iterating(AsyncClient.transaction_records)
+    stored_records = iterating(AsyncClient.stored_records)
 
     connect_key = blocking(AsyncClient.connect_key)
     keys = iterating(AsyncClient.keys)

@@ -274,6 +274,41 @@ class SegmentDetail(BaseModel):
     size_bytes: int
 
 
+class WorkOnSegment(BaseModel):
+    """What a transaction has done on one segment: the entries that it wrote, their messages and the bytes of these, and
+    by subscription the number of its acknowledgements. Its decision took effect for readers at `effective_ms`."""
+
+    segment: str
+    entries: int
+    messages: int
+    size_bytes: int
+    first_ms: int | None = None
+    last_ms: int | None = None
+    effective_ms: int | None = None
+    acks: dict[str, int] = {}
+
+
+class TransactionWork(BaseModel):
+    """What one broker remembers: it forgets when it is restarted, and after many other transactions."""
+
+    model_config = example(
+        segments=[
+            {
+                "segment": _SEGMENT,
+                "entries": 2,
+                "messages": 100,
+                "size_bytes": 4096,
+                "first_ms": 1767225600000,
+                "last_ms": 1767225600020,
+                "effective_ms": 1767225600100,
+                "acks": {},
+            }
+        ]
+    )
+
+    segments: list[WorkOnSegment]
+
+
 class HorizonPlace(RequestBody):
     """`after` is the position up to which the segment was read; without it, all of the segment is unread. `up_to`
     limits the answer, whatever follows. With `max_messages` the answer reaches as far as that many visible messages, in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -299,6 +299,34 @@ class OperationPage(BaseModel):
     )
 
     items: list[Operation]
+    next_page_token: str | None = None
+
+
+class StoredRecord(BaseModel):
+    """A record as it stands in the metadata store. `value` is its JSON; null if it is empty. `version` grows with each
+    write of the record; on etcd it is the revision of the last one. `command` shows the record with the tool of the
+    store."""
+
+    key: str
+    value: Any = None
+    version: int
+    command: str | None = None
+
+
+class StoredRecordPage(BaseModel):
+    model_config = example(
+        items=[
+            {
+                "key": f"/txn/{_TXN_ID}",
+                "value": {"state": "OPEN", "timeout_ms": 1767225660000, "created_ms": 1767225600000},
+                "version": 1042,
+                "command": f"etcdctl get /txn/{_TXN_ID}",
+            }
+        ],
+        next_page_token=None,
+    )
+
+    items: list[StoredRecord]
     next_page_token: str | None = None
 
 

@@ -72,6 +72,7 @@ from participants.api.queries import (
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.schema_routes import add_schema_routes
 from participants.api.subscription_routes import add_subscription_routes
+from participants.api.transaction_routes import add_transaction_routes
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
@@ -116,6 +117,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     add_layout_routes(api, broker, layout)
     add_policy_routes(api, broker)
     add_broker_routes(api, broker)
+    add_transaction_routes(api, broker)
     add_schema_routes(api, broker)
     _message_routes(api, broker, messages)
     add_subscription_routes(api, broker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from participants.common.traffic import Traffic
+from participants.common.transaction_work import RecentWork
 
 _LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -13,6 +14,7 @@ class BrokerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.traffic = Traffic(self.registry)
+        self.work = RecentWork()
         self.op_writes = Counter(
             "pulsar_txn_metadata_store_op_writes",
             "Operation records written.",

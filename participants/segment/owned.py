@@ -96,9 +96,10 @@ class OwnedSegment:
         self.mirror = mirror
         self._shared = materializing
         self._headers = Follower(mirror, self._on_final)
-        self._clock = clock
+        self.clock = clock
         self._metrics = metrics
         self.traffic = metrics.traffic.of(record.topic)
+        self.work = metrics.work
         self._lag = metrics.horizon_lag.labels(segment_id)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -136,7 +137,7 @@ class OwnedSegment:
     def track(self, txn_id: TxnId) -> TrackedTransaction:
         """Track the transaction and follow its header. Call this before anything is stored for the transaction, so that
         no decision can be missed."""
-        transaction = self.buffer.track(txn_id, self._clock())
+        transaction = self.buffer.track(txn_id, self.clock())
         self._headers.follow(txn_id)
         return transaction
 
@@ -181,9 +182,10 @@ class OwnedSegment:
             return
         outcome = self.buffer.release(transaction)
         self.dedup.forget_transaction(transaction.txn_id)
-        header = transaction.decision.header
+        now_ms, header = self.clock(), transaction.decision.header
         if header is not None and header.finalized_ms is not None:
-            self._metrics.decision_to_visible.observe(max(0, self._clock() - header.finalized_ms) / 1000)
+            self._metrics.decision_to_visible.observe(max(0, now_ms - header.finalized_ms) / 1000)
+        self._metrics.work.took_effect(transaction.txn_id, self.id, now_ms)
         self._readable = None  # who waits for the release itself must hear of it, wherever the horizon is
         self.advanced()
         self.spawn(self._materialize(transaction, outcome))

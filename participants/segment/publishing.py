@@ -267,6 +267,8 @@ class Publisher:
             self._segment.lose(f"an append failed: {error}")
             raise errors.OutcomeUnknown(str(error), segment=self._segment.id) from None
         self._segment.traffic.came_in(entry.count, entry.size)
+        if entry.txn_id is not None:
+            self._segment.work.wrote(entry.txn_id, self._segment.id, entry.count, entry.size, self._clock())
         if entry.sequence is not None:
             self._segment.dedup.durable(scope, entry.sequence, append.position, entry.count)
         self._append_ended(transaction)

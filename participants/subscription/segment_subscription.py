@@ -291,6 +291,7 @@ class SegmentSubscription:
             for ack in acks:
                 del self._in_flight[txn_id, ack]
         self._metrics.op_writes.inc(len(acks))
+        self.segment.work.acknowledged(txn_id, self.segment.id, self.definition.name, len(acks), self.segment.clock())
         for ack in acks:
             self.pending.stored(txn_id, ack)
 

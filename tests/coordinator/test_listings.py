@@ -38,6 +38,23 @@ async def pages(listings: Listings, wanted: Filter, limit: int) -> AsyncIterator
             return
 
 
+async def test_a_text_is_looked_for_wherever_people_put_names(transactions: Transactions, listings: Listings) -> None:
+    """In any case, as a part; and what nothing contains is an empty page, not an error."""
+    fields: list[dict[str, object]] = [
+        {"owner": "Billing"},
+        {"properties": {"job": "nightly-BILLING-run"}},
+        {"properties": {"billing": "x"}},
+        {"owner": "other"},
+        {"owner": "other"},
+    ]
+    begun = [id_of((await transactions.begin(BeginRequest.model_validate(each))).header) for each in fields]
+    await transactions.abort(begun[4], "no billing today")
+    assert await ids(listings, text="billing") == [str(begun[number]) for number in (0, 1, 2, 4)]
+    assert await ids(listings, text=str(begun[3])[-6:]) == [str(begun[3])]
+    assert await ids(listings, text="billing", owner="other") == [str(begun[4])]
+    assert await ids(listings, text="shipping") == []
+
+
 async def ids(listings: Listings, limit: int = 100, **wanted: object) -> list[str]:
     found = [header async for page in pages(listings, Filter(**wanted), limit) for header in page]  # type: ignore[arg-type]
     return [str(header.txn_id) for header in found]

@@ -437,9 +437,11 @@ async def test_openapi_shows_every_endpoint_with_its_errors(http: httpx.AsyncCli
         "POST /v1/transaction-keys/{key}/connect",
         "GET /admin/v2/transactions/transaction-keys",
         *(f"{method} /admin/v2/transactions/transaction-keys/{{key}}" for method in ("GET", "DELETE")),
-        *("GET /healthz", "GET /readyz", "GET /metrics", "GET /v1/cluster", "GET /v1/status", "GET /v1/access"),
+        *("GET /healthz", "GET /readyz", "GET /metrics", "GET /v1/cluster", "GET /v1/status"),
+        *("GET /v1/access", "GET /v1/throughput"),
         *(f"{method} /v1/quotas/{of}" for of in ("default", "principals/{principal}") for method in ("GET", "PATCH")),
         "GET /v1/quotas/principals",
+        *("GET /v1/txns/{txn_id}/records", "GET /admin/v2/store/records"),
     }
     commit = operations["POST /v1/txns/{txn_id}/commit"]
     assert set(commit["responses"]) == {"200", "401", "403", "404", "409", "413", "422", "429", "503", "504", "507"}

@@ -17,11 +17,12 @@ from typing import Any, cast
 import pytest
 
 import metatxn
-from metatxn.cli import blockers, timeline
+from metatxn.cli import blockers, txn
 from metatxn.cli.main import run
 from metatxn.cli.options import CliError
 from metatxn.cli.times import milliseconds_of
 from metatxn.cli.txn import full_id
+from metatxn.timeline import timeline
 from metatxn.wire.broker import OpenTransaction, SegmentDetail
 from metatxn.wire.coordinator import Operation, TransactionHeader
 from metatxn.words import short_id, size_text
@@ -107,11 +108,40 @@ def test_the_story_of_a_transaction(
         ("prepared", None),
         ("expires", None),
     ]
+    assert "1 message in 1 entry, " in shown["timeline"][1]["what"]
+    assert shown["timeline"][1]["at_ms"] <= shown["timeline"][3]["at_ms"], "the broker and the record tell when"
     assert ask("txn", "commit", short)["state"] == "COMMITTED"
     eventually(lambda: [each["event"] for each in ask("txn", "show", short)["timeline"]][-1], "materialized")
-    events = {each["event"]: each for each in ask("txn", "show", short)["timeline"]}
-    assert events["committed"]["at_ms"] == ask("txn", "show", short)["finalized_ms"]
+    ended = ask("txn", "show", short)
+    assert [(each["event"], each.get("segment")) for each in ended["timeline"]] == [
+        ("begun", None),
+        ("wrote", segment),
+        ("acknowledged", segment),
+        ("committed", None),
+        ("visible", segment),
+        ("materialized", None),
+    ]
+    events = {each["event"]: each for each in ended["timeline"]}
+    assert events["wrote"]["at_ms"] <= events["committed"]["at_ms"] == ended["finalized_ms"]
+    assert events["visible"]["at_ms"] >= ended["finalized_ms"]
     assert "materialized" in cli("txn", "show", short).stdout
+
+
+def test_the_records_of_a_transaction_as_they_stand_in_the_store(
+    cli: Callable[..., Done], ask: Callable[..., Any], held_back: tuple[str, str, str]
+) -> None:
+    """With what shows them in the tool of the store, which finds the same."""
+    _, segment, txn_id = held_back
+    ask("txn", "keep-alive", txn_id)
+    shown = ask("txn", "show", txn_id, "--records")
+    header, lease, operation = shown["records"]
+    assert (header["key"], header["version"]) == (f"/txn/{txn_id}", shown["revision"])
+    assert header["value"]["state"] == "OPEN" and lease["value"] == {"deadline_ms": shown["deadline_ms"]}
+    assert operation["value"]["segment"] == segment
+    assert (
+        header["command"] == f"sqlite3 -readonly metadata.db \"SELECT value FROM records WHERE key = '/txn/{txn_id}'\""
+    )
+    assert f"/txn-lease/{txn_id}" in cli("txn", "show", txn_id, "--records").stdout
 
 
 def test_how_far_a_subscription_is_behind(
@@ -278,7 +308,7 @@ def test_a_transaction_that_one_may_not_see_is_named_by_its_id() -> None:
 def test_what_is_left_after_a_decision_is_named_by_segment() -> None:
     header = TransactionHeader(txn_id="a", state="ABORTED", created_ms=1, finalized_ms=2, expired_by="timeout")
     left = [Operation(key="/x", kind="write", segment=SEGMENT, after="1:0")] * 2
-    found = timeline.timeline(header, left, more=True)
+    found = timeline(header, left, more=True)
     assert [(each.event, each.segment, each.at_ms) for each in found] == [
         ("begun", None, 1),
         ("aborted", None, 2),
@@ -292,20 +322,20 @@ def test_the_page_shows_what_is_printed() -> None:
     """docs/brokers.md: the columns, the note and the events are those of the commands."""
     page = (Path(__file__).parents[2] / "docs" / "brokers.md").read_text()
     lines = [line.split() for line in page.splitlines()]
-    assert [*blockers.BLOCKER_COLUMNS] in lines and [*timeline.TIMELINE_COLUMNS] in lines
+    assert [*blockers.BLOCKER_COLUMNS] in lines and [*txn.TIMELINE_COLUMNS] in lines
     found = blockers.Blocker("1".zfill(32), SEGMENT, "1:0", 8_000, "billing", None)
     assert f"note: {blockers.note('payments', [found])}\n" in page
     header = TransactionHeader(txn_id="1", state="OPEN", created_ms=1, deadline_ms=9, owner="billing")
     write = Operation(key="/x", kind="write", segment=SEGMENT, after="1:0")
     ack = Operation(key="/x", kind="ack", segment=SEGMENT, subscription="s", position="1:0")
-    for event in timeline.timeline(header, [write, ack]):
+    for event in timeline(header, [write, ack]):
         assert any(event.event in line and " ".join(line).endswith(event.what or "?") for line in lines), event
 
 
 def test_a_transaction_with_very_many_operations_says_so() -> None:
     header = TransactionHeader(txn_id="a", state="OPEN", created_ms=1, deadline_ms=9)
     acks = [Operation(key="/x", kind="ack", segment=SEGMENT, subscription="s", position="1:0")] * 3
-    found = timeline.timeline(header, acks, more=True)
+    found = timeline(header, acks, more=True)
     assert [(each.event, each.what) for each in found][1:3] == [
         ("acknowledges", "3 on subscription s"),
         ("more", "only 1,000 operations are shown here; see --operations"),

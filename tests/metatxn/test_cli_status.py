@@ -85,6 +85,7 @@ class Services:
 
     def upgrade_status(self) -> metatxn.UpgradeStatus:
         return metatxn.UpgradeStatus(version=2, target=2, processes=[], obstacles=[], features=[])
+
     def throughput(self, url: str) -> ThroughputAnswer:
         if url == COORDINATOR.url:
             raise metatxn.NotFound("this version does not tell it")

@@ -9,16 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metatxn.cli.options import CliError
+from metatxn.cli.txn import _records
 from metatxn.json_messages import entry_in_json
 from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
 from metatxn.wire.broker import BATCH_MEDIA_TYPE, END_HEADER, MESSAGES_MEDIA_TYPE, NEXT_HEADER
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.pages import PageHead, encode_head
 from participants.messages.payloads import batch_as_json, decode_messages
-from tests.metatxn.fake_cluster import FakeCluster
+from tests.metatxn.fake_cluster import FakeCluster, problem
 from tests.metatxn.test_batches import MESSAGE
 
 
@@ -74,6 +78,17 @@ def test_topics_are_read_in_json_until_every_service_knows_batches() -> None:
         assert list(reader) == []
     paths = [request.split("?")[0] for request in cluster.requests if request.startswith("GET /v1/topics/t/")]
     assert paths == ["GET /v1/topics/t/messages", "GET /v1/topics/t/batches"]
+
+
+def test_a_transaction_is_shown_although_its_records_are_not() -> None:
+    """The answer is that of a coordinator without this endpoint."""
+    cluster = FakeCluster()
+    unknown = problem(ErrorCode.NOT_FOUND, "Not Found")
+    cluster.before += [("GET /v1/txns/", lambda _: unknown)] * 2
+    with cluster.client() as client:
+        assert _records(client, "0" * 32, wanted=False) == []
+        with pytest.raises(CliError, match=r"upgrade it to release 0\.3\.0"):
+            _records(client, "0" * 32, wanted=True)
 
 
 @settings(deadline=None)

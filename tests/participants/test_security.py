@@ -113,7 +113,8 @@ async def test_a_list_of_topics_shows_what_one_has_a_right_on(callers: dict[str,
 
 
 async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> None:
-    """So that one that is added without is noticed. Those that name no topic in their path ask in their body."""
+    """So that one that is added without is noticed. Those that name no topic in their path ask in their body, and
+    that of a transaction asks who owns it."""
     store = MemoryStore(INDEXES)
     service = BrokerService(store, data_dir=tmp_path, port=0)
     await service.start()
@@ -130,7 +131,8 @@ async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> No
     without = {endpoint for endpoint, asks in asking.items() if not asks}
     assert without == {
         *("POST /v1/topics", "GET /v1/topics", "POST /v1/horizons"),
-        *("GET /v1/cluster", "GET /v1/status", "GET /v1/access"),
+        *("GET /v1/cluster", "GET /v1/status", "GET /v1/access", "GET /v1/throughput"),
+        "GET /v1/txns/{txn_id}/work",
     }
     assert len(asking) - len(without) >= 6
 

@@ -19,10 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.routes import TxnIdPath
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metatxn.service.direct import DirectRoute, add_routes
-from metatxn.service.http import Caller, PathText, create_app
+from metatxn.service.http import Caller, PathText, TxnIdPath, create_app
 from metatxn.service.strict import StrictRoute
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest

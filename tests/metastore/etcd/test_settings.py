@@ -3,6 +3,8 @@ settings that are made up."""
 
 from __future__ import annotations
 
+import base64
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -50,6 +52,17 @@ def test_what_is_wrong_is_named_with_its_flag(changes: dict[str, object], check:
 def test_a_young_store_need_not_be_compacted() -> None:
     assert all(each[2] == "ok" for each in GOOD.examined())
     assert all(each[2] == "ok" for each in replace(GOOD, never_compacted=True, revision=MUCH_HISTORY).examined())
+
+
+async def test_the_command_shows_the_record(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    """Below the root of the store, and whatever a shell would make of its key."""
+    store = await open_store(etcd_server)
+    key = "/a/o'x; $(echo y)"
+    await store.apply(store.batch().create(key, b"7"))
+    command = shlex.split(store.command_for(key))
+    assert command[:2] == ["etcdctl", "get"] and command[2].endswith(key) and command[2] != key
+    (found,) = etcd_server.etcdctl(*command[1:])["kvs"]
+    assert base64.b64decode(found["value"]) == b"7"
 
 
 def test_metrics_are_read_by_name() -> None:

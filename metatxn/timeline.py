@@ -1,0 +1,137 @@
+"""The story of one transaction, as its records and the brokers tell it: what has happened, where, and what is left to
+do. For the command line and the console."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metatxn.wire.broker import WorkOnSegment
+from metatxn.wire.coordinator import Operation, StoredRecord, TransactionHeader
+from metatxn.words import size_text
+
+MOST_OPERATIONS = 1_000
+"""The most operation records that are looked at: one with many acknowledgements may have a hundred thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """Something that has happened, or will at a time `at_ms` to come. The records do not tell when an operation was
+    done; a broker that still remembers it does."""
+
+    event: str
+    at_ms: int | None = None
+    segment: str | None = None
+    what: str | None = None
+
+    def as_object(self) -> dict[str, Any]:
+        fields = {"event": self.event, "at_ms": self.at_ms, "segment": self.segment, "what": self.what}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def timeline(
+    header: TransactionHeader,
+    operations: Sequence[Operation],
+    *,
+    more: bool = False,
+    work: Sequence[WorkOnSegment] = (),
+    records: Sequence[StoredRecord] = (),
+) -> list[TimelineEvent]:
+    """`operations` are the records that no broker has cleaned up yet; there are others if `more`. Those of a decided
+    transaction are on segments that have not materialized the decision yet, or not cleaned up behind it. `work` is what
+    the brokers remember, and `records` are those beside the header."""
+    return list(_events(header, operations, more, {each.segment: each for each in work}, records))
+
+
+def _events(
+    header: TransactionHeader,
+    operations: Sequence[Operation],
+    more: bool,
+    work: Mapping[str, WorkOnSegment],
+    records: Sequence[StoredRecord],
+) -> Iterator[TimelineEvent]:
+    yield TimelineEvent("begun", header.created_ms, what=_named(owner=header.owner, key=header.transaction_key))
+    if header.state == "OPEN":
+        yield from _operations(operations, more, work)
+        yield from _side_records(header, records)
+        yield TimelineEvent(
+            "expires", header.deadline_ms, what="it is aborted then, unless it ends before or is kept alive"
+        )
+        return
+    yield from _remembered(work)
+    yield TimelineEvent(header.state.lower(), header.finalized_ms, what=header.expired_by or header.reason)
+    yield from _effects(header, work)
+    left = sorted({op.segment for op in operations})
+    for segment in left:
+        yield TimelineEvent(
+            "not cleaned up", segment=segment, what="its owner has not materialized this yet, or still cleans up"
+        )
+    if more:
+        yield TimelineEvent("not cleaned up", what="and perhaps on further segments")
+    if not left:
+        yield TimelineEvent("materialized", what="on all segments; the header is deleted after its retention time")
+
+
+def _operations(
+    operations: Sequence[Operation], more: bool, work: Mapping[str, WorkOnSegment]
+) -> Iterator[TimelineEvent]:
+    told: set[str] = set()
+    for op in operations:
+        if op.kind == "write":
+            done = work.get(op.segment) if op.segment not in told else None
+            told.add(op.segment)
+            what = _sentence(_named(after=op.after, writer=op.writer), written(done))
+            yield TimelineEvent("writes", done.first_ms if done else None, op.segment, what)
+    acks = Counter((op.segment, op.subscription) for op in operations if op.kind == "ack")
+    for (segment, subscription), number in sorted(acks.items(), key=str):
+        yield TimelineEvent("acknowledges", segment=segment, what=f"{number} on subscription {subscription}")
+    if more:
+        yield TimelineEvent("more", what=f"only {MOST_OPERATIONS:,} operations are shown here; see --operations")
+
+
+def _side_records(header: TransactionHeader, records: Sequence[StoredRecord]) -> Iterator[TimelineEvent]:
+    """A keep-alive, which moves the deadline and leaves no other trace, and a prepare."""
+    beside = {record.key.split("/")[1]: record.value for record in records}
+    if "txn-lease" in beside:
+        yield TimelineEvent("kept alive", what="a later deadline than that of its begin is in force")
+    if header.prepared:
+        prepared_ms = (beside.get("txn-prepared") or {}).get("prepared_ms")
+        yield TimelineEvent("prepared", prepared_ms, what="only a commit or an abort is accepted")
+
+
+def _remembered(work: Mapping[str, WorkOnSegment]) -> Iterator[TimelineEvent]:
+    for done in sorted(work.values(), key=lambda each: each.first_ms or 0):
+        if done.entries:
+            yield TimelineEvent("wrote", done.first_ms, done.segment, written(done))
+        for subscription, number in sorted(done.acks.items()):
+            what = f"{number} on subscription {subscription}"
+            yield TimelineEvent("acknowledged", done.first_ms, done.segment, what)
+
+
+def _effects(header: TransactionHeader, work: Mapping[str, WorkOnSegment]) -> Iterator[TimelineEvent]:
+    """Where and when readers have noticed the decision."""
+    visible = header.state == "COMMITTED"
+    for done in sorted(work.values(), key=lambda each: each.effective_ms or 0):
+        if done.effective_ms is not None and done.entries:
+            lag_ms = done.effective_ms - (header.finalized_ms or done.effective_ms)
+            what = f"{max(0, lag_ms)} ms after the decision"
+            yield TimelineEvent("visible" if visible else "skipped", done.effective_ms, done.segment, what)
+
+
+def written(done: WorkOnSegment | None) -> str | None:
+    """How much it has written."""
+    if done is None or not done.entries:
+        return None
+    entries = "1 entry" if done.entries == 1 else f"{done.entries:,} entries"
+    messages = "1 message" if done.messages == 1 else f"{done.messages:,} messages"
+    return f"{messages} in {entries}, {size_text(done.size_bytes)}"
+
+
+def _sentence(*parts: str | None) -> str | None:
+    return "; ".join(part for part in parts if part) or None
+
+
+def _named(**values: str | None) -> str | None:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value) or None
