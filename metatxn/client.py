@@ -222,7 +222,7 @@ class AsyncClient:
         newest_first: bool = False,
         text: str | None = None,
         limit: int | None = None,
-    ) -> Paged[TransactionHeader]:
+    ) -> Listing[TransactionHeader]:
         """The headers of the transactions that match the filters. `older_than_ms` and `younger_than_ms` are ages;
         `text` is looked for in ids, keys, owners, reasons and properties; `limit` is the size of a page, not of the
         result. With `newest_first`, which excludes `segment`, open ones come
@@ -241,7 +241,7 @@ class AsyncClient:
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("txns"), params, TransactionHeader)
 
-    def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Paged[HangingTransaction]:
+    def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Listing[HangingTransaction]:
         """Transactions that have been open for longer than `max_age_ms` (default: a minute), and where each of them
         holds readers back.
 
@@ -252,7 +252,7 @@ class AsyncClient:
         params = {"max_age_ms": max_age_ms, "limit": limit}
         return Listing(connection, connection.coordinators, HANGING_PATH, params, HangingTransaction)
 
-    def operations(self, txn_id: str) -> Paged[Operation]:
+    def operations(self, txn_id: str) -> Listing[Operation]:
         """The operation records of a transaction that no broker has cleaned up yet. Raises `TransactionNotFound`."""
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("txns", txn_id, "ops"), {}, Operation)
@@ -276,12 +276,12 @@ class AsyncClient:
         answer = await self._connection.http.request(FixedEndpoint(url), call, patient=False)
         return parsed(TransactionWork, answer).segments
 
-    def transaction_records(self, txn_id: str) -> Paged[StoredRecord]:
+    def transaction_records(self, txn_id: str) -> Listing[StoredRecord]:
         """The records of a transaction as they stand in the metadata store. Raises `TransactionNotFound`."""
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("txns", txn_id, "records"), {}, StoredRecord)
 
-    def stored_records(self, prefix: str = "/", *, limit: int | None = None) -> Paged[StoredRecord]:
+    def stored_records(self, prefix: str = "/", *, limit: int | None = None) -> Listing[StoredRecord]:
         """The records of the metadata store whose keys begin with `prefix`. Requires the right `admin`."""
         connection = self._connection
         return Listing(
@@ -300,7 +300,7 @@ class AsyncClient:
         call = post(path_of("transaction-keys", key, "connect"), body)
         return parsed(ConnectAnswer, await self._connection.coordinator(call))
 
-    def keys(self, owner: str | None = None) -> Paged[TransactionKeyInfo]:
+    def keys(self, owner: str | None = None) -> Listing[TransactionKeyInfo]:
         """All transaction keys, or those of one owner."""
         connection = self._connection
         return Listing(connection, connection.coordinators, KEYS_PATH, {"owner": owner}, TransactionKeyInfo)
@@ -364,7 +364,7 @@ class AsyncClient:
         """The topic and its segments as they are now. Raises `NotFound`."""
         return await self._connection.topics.read(name)
 
-    def topics(self) -> Paged[TopicInfo]:
+    def topics(self) -> Listing[TopicInfo]:
         """All topics that the caller has a right on, ordered by name."""
         connection = self._connection
         return Listing(connection, connection.brokers, path_of("topics"), {}, TopicInfo)
@@ -434,10 +434,11 @@ class AsyncClient:
         self._connection.topics.forget(name)
         return found
 
-    async def segment(self, segment_id: str) -> SegmentDetail:
-        """A segment as its owner sees it. Raises `NotFound`."""
-        response = await self._connection.owner_of(segment_id, Call("GET", path_of("segments", segment_id)))
-        return parsed(SegmentDetail, response)
+    async def segment(self, segment_id: str, max_open: int | None = None) -> SegmentDetail:
+        """A segment as its owner sees it. With `max_open` at most so many of its open transactions are named: those
+        that hold readers back at the lowest positions. Raises `NotFound`."""
+        call = Call("GET", path_of("segments", segment_id), {"max_open": max_open})
+        return parsed(SegmentDetail, await self._connection.owner_of(segment_id, call))
 
     async def position_at(self, segment_id: str, at: datetime) -> PositionAnswer:
         """The position of the first entry of a segment that was published at a time or later, or of the next one to
@@ -692,7 +693,7 @@ class AsyncClient:
         off, the messages that it holds are delivered to others."""
         return AsyncConsumer(self._connection, topic, subscription, name, session_timeout_s)
 
-    def subscriptions(self, topic: str) -> Paged[SubscriptionSummary]:
+    def subscriptions(self, topic: str) -> Listing[SubscriptionSummary]:
         """The subscriptions of a topic, ordered by name. Raises `NotFound`."""
         connection, path = self._connection, path_of("topics", topic, "subscriptions")
         return Listing(connection, connection.brokers, path, {}, SubscriptionSummary)

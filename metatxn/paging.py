@@ -62,3 +62,10 @@ class Listing(Paged[M]):
     def passed(self) -> None:
         self._token = self._next
         self._over = not self._next
+
+    async def page_at(self, token: str | None) -> tuple[list[M], str | None]:
+        """One page for somebody who turns pages: the one that a token of an earlier page leads to, or the first, and
+        the token of the next one, or None at the end."""
+        self._token, self._over = token, False
+        items = await self.page()
+        return items or [], self._next

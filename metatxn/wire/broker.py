@@ -238,7 +238,8 @@ class SegmentDetail(BaseModel):
     """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 is the position before the first entry.
 
     `last_visible_position` is the position of the last entry that readers can see: at or below `max_read_position`, and
-    not of an aborted transaction. It is absent if there is no such entry.
+    not of an aborted transaction. It is absent if there is no such entry. `waiting_entries` and `waiting_bytes` are
+    behind `max_read_position`. `open_count` counts the open transactions, also those that were not asked for.
     """
 
     model_config = example(
@@ -253,6 +254,9 @@ class SegmentDetail(BaseModel):
         last_visible_position="7:9",
         pinned_by=_TXN_ID,
         open_transactions=[{"txn_id": _TXN_ID, "max_read_position": "7:11", "since_ms": 1767225600000}],
+        open_count=1,
+        waiting_entries=1,
+        waiting_bytes=212,
         aborted_count=0,
         entries=13,
         size_bytes=4096,
@@ -269,6 +273,9 @@ class SegmentDetail(BaseModel):
     last_visible_position: str | None = None
     pinned_by: str | None = None
     open_transactions: list[OpenTransaction]
+    open_count: int = 0
+    waiting_entries: int = 0
+    waiting_bytes: int = 0
     aborted_count: int
     entries: int
     size_bytes: int

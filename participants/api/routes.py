@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -106,6 +107,14 @@ _ENTRY_BODY = {
 TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
+MaxOpenQuery = Annotated[
+    int | None,
+    Query(
+        ge=0,
+        le=100_000,
+        description="At most so many of the open transactions: those that hold readers back at the lowest positions.",
+    ),
+]
 
 
 def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
@@ -187,10 +196,11 @@ def _look_route(api: APIRouter, broker: Broker) -> None:
         responses=problems(307, 404, 422, 503),
         dependencies=[on_segment("consume")],
     )
-    async def get_segment(segment: PathText, listener: UsedListener) -> SegmentDetail:
+    async def get_segment(segment: PathText, listener: UsedListener, max_open: MaxOpenQuery = None) -> SegmentDetail:
         """Get the contents of a segment, how far it can be read, and which transactions hold readers back."""
         found = await broker.segment(segment)
-        return _detail(found, await found.reader.last_visible(), address_for(listener, broker.url, broker.listeners))
+        owner = address_for(listener, broker.url, broker.listeners)
+        return _detail(found, await found.reader.last_visible(), owner, max_open)
 
 
 def _position_route(api: APIRouter, broker: Broker) -> None:
@@ -441,10 +451,13 @@ def _message_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
         return page.in_json()
 
 
-def _detail(segment: Segment, last_visible: Position | None, owner: str) -> SegmentDetail:
-    buffer = segment.buffer
+def _detail(segment: Segment, last_visible: Position | None, owner: str, max_open: int | None = None) -> SegmentDetail:
+    buffer, horizon = segment.buffer, segment.buffer.max_read_position
     pinned_by = buffer.pinned_by
     waiting = [transaction for transaction in buffer.tracked() if not transaction.released]
+    count = len(waiting)
+    if max_open is not None:
+        waiting = heapq.nsmallest(max_open, waiting, key=lambda each: each.pin or buffer.last_durable)
     return SegmentDetail(
         segment=segment.id,
         topic=segment.record.topic,
@@ -453,7 +466,7 @@ def _detail(segment: Segment, last_visible: Position | None, owner: str) -> Segm
         generation=segment.ownership.generation,
         first_position=str(segment.ledgers.start.next),
         last_position=str(segment.ledgers.shown(buffer.last_durable)),
-        max_read_position=str(segment.ledgers.shown(buffer.max_read_position)),
+        max_read_position=str(segment.ledgers.shown(horizon)),
         last_visible_position=str(last_visible) if last_visible is not None else None,
         pinned_by=str(pinned_by.txn_id) if pinned_by else None,
         open_transactions=[
@@ -464,6 +477,9 @@ def _detail(segment: Segment, last_visible: Position | None, owner: str) -> Segm
             )
             for transaction in waiting
         ],
+        open_count=count,
+        waiting_entries=segment.ledgers.entries_between(horizon, buffer.last_durable),
+        waiting_bytes=segment.ledgers.bytes_between(horizon, buffer.last_durable),
         aborted_count=buffer.aborted_count,
         entries=segment.ledgers.entries,
         size_bytes=segment.ledgers.size_bytes,

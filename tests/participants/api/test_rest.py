@@ -503,11 +503,17 @@ async def test_a_segment_tells_who_holds_it_back(process: BrokerProcess, world: 
     assert detail["pinned_by"] == str(one)
     assert {txn["txn_id"] for txn in detail["open_transactions"]} == {str(one), str(two)}
     assert detail["entries"] == 3 and detail["size_bytes"] > 3
+    assert (detail["open_count"], detail["waiting_entries"]) == (2, 2)
+    assert 0 < detail["waiting_bytes"] < detail["size_bytes"]
+    for most, named in ((0, []), (1, [str(one)]), (2, [str(one), str(two)])):
+        fewer = (await process.http.get(f"/v1/segments/{enc(segment)}", params={"max_open": most})).json()
+        assert [each["txn_id"] for each in fewer["open_transactions"]] == named and fewer["open_count"] == 2
     await world.abort(one)
     await released(await process.broker.segment(segment), one)
     detail = (await process.http.get(f"/v1/segments/{enc(segment)}")).json()
     assert (detail["max_read_position"], detail["pinned_by"], detail["aborted_count"]) == ("1:1", str(two), 1)
     assert detail["last_visible_position"] == "1:0", "scenario 97: not an aborted one"
+    assert detail["waiting_entries"] == 1
 
 
 async def test_after_a_restart_a_segment_tells_its_last_entry_and_since_when_it_waits(
