@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 import metatxn
 from metatxn.console import signing_in
 from metatxn.console.live import events, is_live
-from metatxn.console.pages import overview
+from metatxn.console.pages import hanging, overview, transactions
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
 from metatxn.console.visit import Visit
@@ -30,6 +30,10 @@ FormHandler = Callable[[Visit, dict[str, str]], Awaitable[Response]]
 
 PAGES: dict[str, PageHandler] = {
     "/": overview.overview,
+    "/unserved": overview.unserved,
+    "/transactions": transactions.transactions,
+    "/transactions/{txn_id}": transactions.transaction,
+    "/hanging": hanging.hanging,
 }
 """What is shown, by path. Only callers whom the services know get there."""
 OPEN_PAGES: dict[str, PageHandler] = {"/sign-in": signing_in.form}
@@ -66,7 +70,8 @@ class Console:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._app = Starlette(routes=[*self._routes()], exception_handlers={HTTPException: self._no_such_page})
+        handlers = {HTTPException: self._no_such_page, Exception: self._bug}
+        self._app = Starlette(routes=[*self._routes()], exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -124,6 +129,10 @@ class Console:
         if found is None:
             raise HTTPException(404)
         return found.response()
+
+    async def _bug(self, request: Request, _: Exception) -> Response:
+        """What is raised goes on to the service, which logs it."""
+        return Visit(self._site, request).page("bug.html", 500)
 
     async def _no_such_page(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,8 +11,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from metatxn.wire.names import topic_of_segment
 from metatxn.words import count_text, duration, short_id, size_text
 
+_FIELD = re.compile(r"[\w.]+:", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -60,6 +63,11 @@ def pretty_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
+def topic_of(segment: str) -> str:
+    """The topic in a segment's id, or all of what is none."""
+    return topic_of_segment(segment) or segment
+
+
 def plain_topic(name: str) -> str:
     """A topic's name as people say it: without `public/default/`."""
     return name.removeprefix("public/default/")
@@ -68,6 +76,12 @@ def plain_topic(name: str) -> str:
 def segment_part(segment: str) -> str:
     """What tells a segment of a topic from the others: `0000-7fff-2`."""
     return segment.rpartition("/")[2]
+
+
+def sentence(text: str) -> str:
+    """A sentence, unless it begins with the name of a field."""
+    begun = text if _FIELD.match(text) else text[:1].upper() + text[1:]
+    return begun if begun.endswith((".", "!", "?")) else f"{begun}."
 
 
 def plural(number: int, one: str, many: str | None = None) -> str:
@@ -84,7 +98,9 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "rate": rate,
     "segment_part": segment_part,
     "short_id": short_id,
+    "sentence": sentence,
     "size": size,
     "span": span,
     "time": time_tag,
+    "topic_of": topic_of,
 }

@@ -23,7 +23,8 @@ THEME = "metatxn-theme"
 SAID = "metatxn-said"
 THEMES = ("auto", "light", "dark")
 LONGEST_SAID = 300
-NAVIGATION = (("/", "Overview"),)
+NAVIGATION = (("/", "Overview"), ("/transactions", "Transactions"), ("/hanging", "Hanging"))
+FOR_ADMINISTRATORS = ("/hanging",)
 Values = Mapping[str, Any]
 """What a template shows, by name."""
 
@@ -69,7 +70,10 @@ class Visit:
     @property
     def navigation(self) -> list[tuple[str, str]]:
         """The pages that the caller may open, by URL; none before it has signed in."""
-        return [(f"{PATH}{url}", name) for url, name in NAVIGATION] if self._access is not None else []
+        if self._access is None:
+            return []
+        left_out = () if self._access.admin else FOR_ADMINISTRATORS
+        return [(f"{PATH}{url}", name) for url, name in NAVIGATION if url not in left_out]
 
     def is_below(self, url: str) -> bool:
         """Whether this page is the one at `url`, or belongs to it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +14,10 @@ import metatxn
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
-from metatxn.console.app import create_console
+from metatxn.console.app import Console
+from metatxn.console.site import Recorder, Site
 from metatxn.service.exposure import Exposure
+from metatxn.transport.pool import HttpTransport
 from participants.service import BrokerService
 
 T = TypeVar("T")
@@ -49,6 +52,8 @@ class ConsoleCluster:
         self._exposure = exposure
         self._read_only = read_only
         self.store = MemoryStore(INDEXES)
+        self.ahead_ms = 0
+        """How far its clock is ahead of that of this machine: what is open may become old at once."""
 
     def __enter__(self) -> Self:
         self._coordinator = self._loop.run(self._started(0))
@@ -82,13 +87,17 @@ class ConsoleCluster:
 
     async def _started(self, port: int) -> CoordinatorService:
         service = CoordinatorService(
-            self.store,
-            port=port,
-            exposure=self._exposure,
-            console=lambda url, record: create_console(url, record=record, read_only=self._read_only),
+            self.store, port=port, exposure=self._exposure, clock=self.now_ms, console=self._console
         )
         await service.start()
         return service
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+    def _console(self, url: str, record: Recorder) -> Console:
+        site = Site(url, HttpTransport(), record, self._read_only, clock=lambda: self.now_ms() / 1000)
+        return Console(site)
 
     async def _with_broker(self) -> BrokerService:
         service = BrokerService(self.store, data_dir=self._data_dir, port=0, exposure=self._exposure)

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser
 from metatxn.service.exposure import open_exposure
 from tests.console.browser import Visitor, running_browser
 from tests.console.cluster import ConsoleCluster, Loop
+from tests.console.life import Life, lived
 from tests.service.security import TokenFile
 
 
@@ -39,6 +40,13 @@ def loop() -> Iterator[Loop]:
 def cluster(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleCluster]:
     with ConsoleCluster(loop, tmp_path_factory.mktemp("console")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def life(cluster: ConsoleCluster) -> Life:
+    """What has happened in the cluster without tokens. Tests add to it and take nothing away."""
+    with cluster.client() as client:
+        return lived(client)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,149 @@
+"""Goal: every transaction is found, and one of them is told as a story: what it did where, when, and how it ended.
+
+Method: a browser, and transactions in every state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from metatxn.words import short_id
+from tests.console.browser import Visitor
+from tests.console.cluster import ConsoleCluster
+from tests.console.life import HOSTILE, RIGHT_TO_LEFT, Life
+
+
+@pytest.fixture
+def later(cluster: ConsoleCluster, life: Life) -> Iterator[None]:
+    """What is open has been for ten minutes."""
+    cluster.ahead_ms += 600_000
+    yield
+    cluster.ahead_ms -= 600_000
+
+
+def rows(page: Page) -> list[str]:
+    return page.locator("tbody tr td:first-child a").all_inner_texts()
+
+
+def test_transactions_are_listed_with_what_became_of_them(visitor: Visitor, life: Life) -> None:
+    page = visitor.open("/transactions")
+    for txn_id, state in (
+        (life.open, "open"),
+        (life.prepared, "prepared"),
+        (life.committed, "committed"),
+        (life.aborted, "aborted"),
+        (life.fenced, "fenced"),
+    ):
+        expect(page.locator(f"#txn-{txn_id}").get_by_text(state, exact=True)).to_be_visible()
+    expect(page.locator(f"#txn-{life.aborted}").get_by_text("the card was refused")).to_be_visible()
+    expect(page.locator(f"#txn-{life.hostile}")).to_contain_text(HOSTILE[:40])
+
+
+def test_a_list_shows_what_was_asked_for(visitor: Visitor, life: Life) -> None:
+    page = visitor.open("/transactions")
+    page.get_by_label("State").select_option("aborted")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile("state=ABORTED"))
+    assert {short_id(each) for each in (life.aborted, life.fenced, life.hostile)} <= set(rows(page))
+    assert short_id(life.open) not in rows(page)
+    page.get_by_label("Text").fill("THE CARD")
+    page.get_by_label("Text").press("Enter")
+    expect(page).to_have_url(re.compile("text=THE"))
+    assert rows(page) == [short_id(life.aborted)]
+    page.get_by_role("link", name="Clear").click()
+    expect(page).to_have_url(re.compile("/transactions$"))
+    for query, expected in (("key=loader", [life.fenced]), ("text=nothing+has+this", [])):
+        assert rows(visitor.open(f"/transactions?{query}")) == [short_id(each) for each in expected]
+    expect(page.get_by_text("No transaction matches.")).to_be_visible()
+    segment = "segment%3A%2F%2Fpublic%2Fdefault%2Forders%2F0000-7fff-0"
+    assert {short_id(life.open), short_id(life.prepared)} <= set(rows(visitor.open(f"/transactions?segment={segment}")))
+
+
+@pytest.mark.parametrize("query", ["state=lost", "older=ever", "page=nonsense", "text=" + "x" * 300])
+def test_what_cannot_be_asked_for_is_refused_in_words(visitor: Visitor, query: str) -> None:
+    visitor.expected = "status of 422"
+    page = visitor.open(f"/transactions?{query}")
+    expect(page.get_by_role("alert")).to_contain_text(query.partition("=")[0])
+
+
+def test_the_list_follows_what_begins(visitor: Visitor, cluster: ConsoleCluster) -> None:
+    page = visitor.open("/transactions?text=a-new-one")
+    expect(page.get_by_text("No transaction matches.")).to_be_visible()
+    with cluster.client() as client:
+        txn = client.begin(properties={"name": "a-new-one"})
+        expect(page.locator(f"#txn-{txn.id}").get_by_text("open", exact=True)).to_be_visible()
+        txn.commit()
+        expect(page.locator(f"#txn-{txn.id}").get_by_text("committed")).to_be_visible()
+
+
+def test_one_transaction_is_told_as_a_story(visitor: Visitor, cluster: ConsoleCluster) -> None:
+    """While it is open, and as it ends."""
+    with cluster.client() as client:
+        txn = client.begin(timeout_ms=600_000)
+        with client.producer("orders") as producer:
+            producer.send({"id": 1}, key="1", txn=txn)
+        page = visitor.open(f"/transactions/{short_id(txn.id)}")
+        story = page.get_by_role("list").filter(has_text="Begun")
+        expect(story).to_contain_text(re.compile("Begun.*Writes orders.*1 message in 1 entry.*Expires", re.DOTALL))
+        work = page.get_by_role("region", name="Work by segment")
+        expect(work).to_contain_text("waits for the decision")
+        txn.commit()
+        expect(story).to_contain_text(re.compile("Wrote.*Committed.*Visible orders.*ms after the decision", re.DOTALL))
+        expect(work).not_to_contain_text("waits for the decision")
+    expect(page.get_by_text("committed", exact=True)).to_be_visible()
+
+
+def test_its_records_are_shown_as_they_stand_in_the_store(visitor: Visitor, life: Life) -> None:
+    """What was opened stays open while the page follows."""
+    page = visitor.open(f"/transactions/{life.open}")
+    record = page.locator("details").first
+    record.locator("summary").click()
+    expect(record.locator("pre")).to_contain_text('"state": "OPEN"')
+    expect(page.get_by_text(re.compile("Open for"))).to_be_visible()
+    before = page.locator(".facts").inner_text()
+    expect(page.locator(".facts")).not_to_have_text(before, use_inner_text=True)
+    expect(record.locator("pre")).to_be_visible()
+    expect(page.locator("details").nth(1).locator("summary")).to_contain_text(f"/txn-op/{life.open}/")
+
+
+def test_names_that_are_meant_to_do_harm_are_only_names(visitor: Visitor, life: Life) -> None:
+    page = visitor.open(f"/transactions/{life.hostile}")
+    expect(page.locator(".facts")).to_contain_text(HOSTILE)
+    expect(page.locator(".facts")).to_contain_text(RIGHT_TO_LEFT)
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_an_unknown_transaction_is_said_to_be_unknown(visitor: Visitor) -> None:
+    visitor.expected = "status of 4(04|22)"
+    page = visitor.open("/transactions/fffffff")
+    expect(page.get_by_role("alert")).to_contain_text("is unknown")
+    visitor.open("/transactions/not-an-id")
+    expect(page.get_by_role("alert")).to_contain_text("txn_id")
+
+
+# -- what hangs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("later")
+def test_what_hangs_is_named_with_its_cost(visitor: Visitor, life: Life) -> None:
+    page = visitor.open("/hanging")
+    first = page.locator(f"#txn-{life.open}")
+    expect(first.get_by_text("readers wait").first).to_be_visible()
+    expect(first).to_contain_text(re.compile("orders.*0000-7fff-0", re.DOTALL))
+    expect(first).to_contain_text("1 subscription")
+    expect(page.locator(f"#txn-{life.prepared}")).to_contain_text("behind an earlier one")
+    visitor.open("/hanging?age=1h")
+    expect(page.get_by_text("No transaction hangs.")).to_be_visible()
+
+
+@pytest.mark.usefixtures("later")
+def test_the_first_page_says_what_is_stuck(visitor: Visitor, life: Life) -> None:
+    page = visitor.open()
+    stuck = page.get_by_role("region", name="What is wrong now")
+    expect(stuck.get_by_role("link", name=f"Transaction {short_id(life.open)}", exact=True)).to_be_visible()
+    expect(stuck).to_contain_text("holds back the readers")
+    expect(page.get_by_role("img", name=re.compile("Messages per second, the last 15 minutes"))).to_be_visible()
