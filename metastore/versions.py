@@ -38,6 +38,7 @@ class Feature(StrEnum):
     KAFKA = "topics of the format kafka, and Kafka's clients"
     PULSAR = "topics of the format pulsar, and Pulsar's clients"
     BATCHES = "binary batches of messages"
+    ACK_RUNS = "acknowledgements of several messages of an entry at once"
     DELIVERY_COUNTS = "counts of deliveries that outlive a broker"
     SCHEMA_VERSIONS = "versions of schemas"
     DRAIN = "draining a broker"

@@ -66,7 +66,7 @@ class MemoryPendingAcks(PendingAckStore):
     def _check_unheld(self, txn_id: TxnId | None, span: Span) -> None:
         for start, holder in self._held(span):
             if holder != txn_id:
-                raise AckConflict(start, "an acknowledgement of it is pending", holder)
+                raise AckConflict(max(start, span.start), "an acknowledgement of it is pending", holder)
 
     # -- reservations ------------------------------------------------------------------------------------------
 

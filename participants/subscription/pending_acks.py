@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from metatxn.wire.ids import TxnId
@@ -32,14 +32,15 @@ from participants.subscription.ranges import RangeSet
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """An acknowledgement of message `index` of an entry that has `size` messages, or of the whole entry if there is no
-    index. A cumulative one includes everything before it."""
+    """An acknowledgement of message `index` of an entry that has `size` messages, of all messages from it up to `last`,
+    or of the whole entry if there is no index. A cumulative one includes everything before it."""
 
     position: Position
     index: int | None = None
     size: int | None = None
     cumulative: bool = False
     writer: str | None = None
+    last: int | None = None
 
     @property
     def span(self) -> Span:
@@ -47,8 +48,16 @@ class Ack:
             named = entry_span(self.position)
         else:
             assert self.size is not None
-            named = message_span(self.position, self.index, self.size)
+            named = message_span(self.position, self.index, self.size, self.last)
         return Span(START, named.end) if self.cumulative else named
+
+    def each(self) -> Iterator[Ack]:
+        """One of each message that it names, unless it is of a whole entry or cumulative."""
+        if self.index is None or self.last is None:
+            yield self
+        else:
+            for index in range(self.index, self.last + 1):
+                yield replace(self, index=index, last=None)
 
 
 class AckState(Enum):

@@ -4,6 +4,7 @@ A place is just before the message that it names. What is acknowledged, pending 
 places, so that single messages, whole entries, and everything up to an entry all have the same form:
 
     message 2 of entry 1:7, which has 10         [1:7:2, 1:7:3)
+    messages 2 to 5 of it                        [1:7:2, 1:7:6)
     the last message of it                       [1:7:9, 1:8:0)     so that it touches the next entry
     the whole entry                              [1:7:0, 1:8:0)
     everything up to message 2                   [0:0:0, 1:7:3)
@@ -66,11 +67,12 @@ class Span(NamedTuple):
     end: Place
 
 
-def message_span(position: Position, index: int, size: int) -> Span:
-    """The span of one message of an entry that has `size` messages."""
-    assert 0 <= index < size
+def message_span(position: Position, index: int, size: int, last: int | None = None) -> Span:
+    """The span of message `index` of an entry that has `size` messages, or of all from it up to `last`."""
+    last = index if last is None else last
+    assert 0 <= index <= last < size
     start = Place(position.ledger, position.entry, index)
-    return Span(start, Place.behind(position) if index == size - 1 else start._replace(message=index + 1))
+    return Span(start, Place.behind(position) if last == size - 1 else start._replace(message=last + 1))
 
 
 def entry_span(position: Position) -> Span:

@@ -141,6 +141,7 @@ class SegmentSubscription:
         self._headers = Follower(mirror, self._on_final)
         self._op_numbers = op_numbers
         self._metrics = metrics
+        self._version = version
         self._cursor_store = CursorStore(
             store,
             segment.id,
@@ -160,7 +161,8 @@ class SegmentSubscription:
     # -- acknowledging -----------------------------------------------------------------------------------------
 
     async def single_acks(self, ids: Iterable[tuple[Position, int]], writer: str | None) -> list[Ack]:
-        """The acknowledgements of these messages. All messages of one entry together become one acknowledgement.
+        """The acknowledgements of these messages. Messages of one entry that follow each other become one
+        acknowledgement.
 
         Raises INVALID_ARGUMENT for a message that cannot be read.
         """
@@ -176,7 +178,8 @@ class SegmentSubscription:
             if len(wanted) == size:
                 acks.append(Ack(position, writer=writer))
             else:
-                acks += [Ack(position, index, size, writer=writer) for index in sorted(wanted)]
+                runs = _runs(sorted(wanted), longest=None if self._version.allows(Feature.ACK_RUNS) else 1)
+                acks += [Ack(position, first, size, writer=writer, last=last) for first, last in runs]
         return acks
 
     async def cumulative_ack(self, position: Position, index: int, writer: str | None) -> Ack:
@@ -226,10 +229,9 @@ class SegmentSubscription:
         if txn_id is not None and (final := self._mirror.final(txn_id)) is not None:
             raise refusal(txn_id, final[0])
         for ack in acks:
-            if txn_id is None and self.cursor.covers(ack.span):
-                continue  # it is acknowledged again
             try:
-                self.pending.check(txn_id, ack, self.cursor)
+                for each in self._unacknowledged(ack) if txn_id is None else (ack,):
+                    self.pending.check(txn_id, each, self.cursor)
                 if txn_id is not None and not ack.cumulative and not dying and self.deliveries.has_dead(ack.span):
                     raise AckConflict(ack.span.start, "it is being sent to the dead-letter topic")
                 if txn_id is not None and not for_all and not self._was_given(txn_id, ack):
@@ -237,10 +239,19 @@ class SegmentSubscription:
             except AckConflict as conflict:
                 raise AckRefused(self, ack, conflict) from None
 
+    def _unacknowledged(self, ack: Ack) -> Iterable[Ack]:
+        """What is not acknowledged again."""
+        if self.cursor.covers(ack.span):
+            return ()
+        if self.cursor.overlaps(ack.span):
+            return [each for each in ack.each() if not self.cursor.covers(each.span)]
+        return (ack,)
+
     def _was_given(self, txn_id: TxnId, ack: Ack) -> bool:
         """Whether the message was delivered. What this transaction has acknowledged was delivered, perhaps before the
         segment was opened."""
-        if self.pending.state(txn_id, ack) is not None:
+        known = self.pending.get(txn_id)
+        if known is not None and (ack in known.acks or known.ranges.covers(ack.span)):
             return True
         return ack.span.end <= self.deliveries.next_read and not self.deliveries.waits(ack.span)
 
@@ -306,6 +317,7 @@ class SegmentSubscription:
             position=str(ack.position),
             batch_index=ack.index,
             batch_size=ack.size,
+            batch_last=ack.last,
             cumulative=True if ack.cumulative else None,
             writer=ack.writer,
         )
@@ -410,7 +422,9 @@ class SegmentSubscription:
                 void = counted is not None and op.writer is not None and op.writer not in counted
                 if op.incarnation == self.definition.record.incarnation and not void:
                     position = Position.parse(op.position)
-                    acks.append(Ack(position, op.batch_index, op.batch_size, bool(op.cumulative), op.writer))
+                    acks.append(
+                        Ack(position, op.batch_index, op.batch_size, bool(op.cumulative), op.writer, op.batch_last)
+                    )
                 start = record.key + "\0"
             more = found.more
         return acks
@@ -634,6 +648,15 @@ class SegmentSubscription:
     def _report(self, error: Exception) -> None:
         name = self.definition.name
         log.warning("carry the decision out again", segment=self.segment.id, subscription=name, error=str(error))
+
+
+def _runs(indexes: Sequence[int], longest: int | None) -> Iterator[tuple[int, int | None]]:
+    """The first and the last index of each run of these, which are sorted; one of a single index has no last."""
+    start = 0
+    for at in range(1, len(indexes) + 1):
+        if at == len(indexes) or indexes[at] != indexes[at - 1] + 1 or at - start == longest:
+            yield indexes[start], indexes[at - 1] if at - start > 1 else None
+            start = at
 
 
 def _action_after(conflict: AckConflict) -> str:

@@ -346,6 +346,8 @@ def damages() -> Iterator[Damage]:
 
     yield Damage("ack nowhere", ack_op(position="1"), ACK, "not a position")
     yield Damage("ack of no message", ack_op(batch_index=2, batch_size=2), ACK, "no message 2")
+    yield Damage("ack up to no message", ack_op(batch_index=0, batch_size=2, batch_last=2), ACK, "last message 2")
+    yield Damage("ack that ends before", ack_op(batch_index=1, batch_size=3, batch_last=1), ACK, "last message 1")
     yield Damage("ack of a later incarnation", ack_op(incarnation=3), ACK, "which is at incarnation 2")
     yield from _group_damages()
     index_entry = f"{paths.ACKS_INDEX}{paths.acks_by_subscription(SEGMENT, 's')}{ACK.removeprefix(paths.OPS)}"

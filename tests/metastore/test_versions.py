@@ -25,7 +25,7 @@ from metastore.incarnation import IncarnationGuard
 from metastore.membership import Membership
 from metastore.txn import paths, records
 from metastore.txn.records.json_record import JsonRecord
-from metastore.txn.records.operations import OffsetOp
+from metastore.txn.records.operations import AckOp, OffsetOp
 from metastore.txn.records.policies import PolicyRecord
 from metastore.txn.records.processes import BrokerRecord, CoordinatorRecord, Incarnation, VersionRecord
 from metastore.txn.records.quotas import QuotaRecord
@@ -301,6 +301,13 @@ def subscription(**facts: object) -> bytes:
 
 
 KEY_OF_KAFKA = TransactionKey(epoch=1, updated_ms=1, last_txn_id="0" * 31 + "1").encode()
+
+
+def ack_op(**facts: object) -> bytes:
+    fields = {"segment": SEGMENT, "subscription": "s", "incarnation": 1, "position": "1:0"}
+    return AckOp.model_validate(fields | {"batch_index": 0, "batch_size": 2} | facts).encode()
+
+
 OFFSET = OffsetOp(segment=SEGMENT, group="g", offset=1).encode()
 OF_2: dict[str, tuple[str, bytes]] = {
     "hidden": (paths.segment(SEGMENT), ledger(hidden=0)),
@@ -329,12 +336,14 @@ OF_2: dict[str, tuple[str, bytes]] = {
     "quota": (paths.DEFAULT_QUOTA, QuotaRecord(requests_per_second=1).encode()),
     "use of quotas": (paths.quota_use("a"), b'{"uses":{}}'),
     "offset in a transaction": (f"{paths.OPS}{'0' * 31}1/{'s'}:o:g", OFFSET),
+    "acknowledgement of a run": (f"{paths.OPS}{'0' * 31}1/s:a:s:{1:020d}:{1:020d}", ack_op(batch_last=1)),
 }
 OF_1: dict[str, tuple[str, bytes]] = {
     "mark of a cursor": (paths.cursor_mark(SEGMENT, "s", 1), b'{"before":"1:0:0"}'),
     "size of a ledger": (paths.segment(SEGMENT), ledger(bytes=7, last_ms=1)),
     "segment": (paths.segment(SEGMENT), segment()),
     "topic": (paths.topic("t"), topic()),
+    "acknowledgement": (f"{paths.OPS}{'0' * 31}1/s:a:s:{1:020d}:{1:020d}", ack_op()),
     "subscription": (paths.subscription("t", "s"), subscription(max_redeliveries=1, dead_letter_topic="d")),
 }
 
@@ -394,6 +403,7 @@ FIELDS_OF_0_2_0: dict[str, str] = {
     "WriteOp": "kind segment after count writer sequence",
 }
 NEEDS_2: dict[str, str] = {
+    "AckOp": "batch_last",
     "CommittedOffset": "offset committed_ms leader_epoch metadata",
     "Compaction": "through revision",
     "DeliveryCountsRecord": "through counts",

@@ -47,6 +47,8 @@ def _ack(op: AckOp, view: View) -> Problems:
         yield f"`position` is not a position: {op.position!r}", RESTORE
     if op.batch_index is not None and not 0 <= op.batch_index < (op.batch_size or 0):
         yield f"the entry has no message {op.batch_index}: it contains {op.batch_size}", RESTORE
+    if op.batch_last is not None and not (op.batch_index or 0) < op.batch_last < (op.batch_size or 0):
+        yield f"the last message {op.batch_last} is not behind the first one, or not in the entry", RESTORE
     segment = view.decode(SegmentRecord, paths.segment(op.segment))
     if segment is not None:
         yield from of_subscription("acknowledgement", segment.topic, op.subscription, op.incarnation, view)

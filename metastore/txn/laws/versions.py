@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from metastore.txn import paths
 from metastore.txn.laws.law import Problems, View, decoded
-from metastore.txn.records.operations import OffsetOp, decode_op
+from metastore.txn.records.operations import AckOp, OffsetOp, decode_op
 from metastore.txn.records.processes import VersionRecord
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
@@ -77,7 +77,10 @@ def _of_transaction_key(record: Record) -> list[Feature]:
 
 
 def _of_operation(record: Record) -> list[Feature]:
-    return [Feature.KAFKA] if isinstance(decoded(record, decode_op), OffsetOp) else []
+    op = decoded(record, decode_op)
+    if isinstance(op, AckOp):
+        return [Feature.ACK_RUNS] if op.batch_last is not None else []
+    return [Feature.KAFKA] if isinstance(op, OffsetOp) else []
 
 
 def _of_cursor(record: Record) -> list[Feature]:

@@ -24,8 +24,8 @@ class WriteOp(JsonRecord):
 
 class AckOp(JsonRecord):
     """One acknowledgement of a transaction: of message `batch_index` of the entry at `position`, which contains
-    `batch_size` messages, or of the whole entry if there is no index; with `cumulative` also of everything before
-    it."""
+    `batch_size` messages, of all from it up to `batch_last`, or of the whole entry if there is no index; with
+    `cumulative` also of everything before it."""
 
     kind: Literal["ack"] = "ack"
     segment: str
@@ -34,6 +34,7 @@ class AckOp(JsonRecord):
     position: str
     batch_index: int | None = None
     batch_size: int | None = None
+    batch_last: int | None = None
     cumulative: bool | None = None
     writer: str | None = None
 

@@ -56,6 +56,7 @@ SAMPLES: list[JsonRecord] = [
     RememberedWriters(writers=()),
     WriteOp(segment="segment://t/n/x/0-1-0", after="1:2", count=3, writer="w", sequence=4),
     AckOp(segment="s", subscription="sub", incarnation=1, position="1:2", batch_index=0, cumulative=True, writer="w"),
+    AckOp(segment="s", subscription="sub", incarnation=1, position="1:2", batch_index=0, batch_size=9, batch_last=3),
     OffsetOp(segment="s", group="g", offset=7, leader_epoch=1, metadata="é"),
     GroupRecord(generation=3, updated_ms=4),
     CommittedOffset(offset=7, committed_ms=4, leader_epoch=1, metadata="é"),

@@ -159,6 +159,14 @@ VERSIONS = (
         ),
     ),
     Mutant(
+        "runs-of-acknowledgements-before-the-upgrade",
+        "an earlier release would take several messages for one",
+        "participants/subscription/segment_subscription.py",
+        "longest=None if self._version.allows(Feature.ACK_RUNS) else 1",
+        "longest=None",
+        tests=(f"{_BROKER_TESTS}::test_each_message_has_an_operation_that_every_release_knows",),
+    ),
+    Mutant(
         "schema-versions-before-the-upgrade",
         "an earlier release would drop the versions of a schema",
         "participants/messages/schema_versions.py",

@@ -132,6 +132,28 @@ async def test_a_broker_is_drained_and_deliveries_are_counted_once_every_release
 
 
 @on_local_files
+async def test_each_message_has_an_operation_that_every_release_knows(world: World) -> None:
+    """To release 0.2.0, the operation of several messages of an entry is one of the first of them alone."""
+    consuming = await Consuming.start(world)
+    await consuming.subscribe()
+    ids = await consuming.publish(*range(10))
+    await consuming.receive()
+    for version, operations in ((FIRST, 3), (SPEAKS, 1)):
+        await recorded_as(world, version)
+        consuming.process.broker.version.current = version
+        txn = await world.begin()
+        await consuming.acked(ids[:3], txn)
+        assert len(await world.operations(txn)) == operations
+        assert await lawful(world)
+        if version == FIRST:  # and goes on where the version is raised
+            consuming.process.broker.version.current = SPEAKS
+            await consuming.acked(ids[:3], txn, for_all=False)
+        await consuming.abort(txn)
+        await consuming.receive()
+    await consuming.process.stop()
+
+
+@on_local_files
 async def test_a_batch_becomes_json_in_a_ledger_that_an_earlier_release_may_open(
     process: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

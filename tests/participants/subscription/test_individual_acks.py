@@ -94,6 +94,66 @@ async def test_50_52_a_conflict_is_the_second_ones_and_another_subscription_is_n
     assert await consuming.values("b") == []
 
 
+async def test_messages_that_follow_each_other_in_an_entry_are_one_operation(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = [*await consuming.publish(*range(10)), *await consuming.publish(*range(10, 13))]
+    await consuming.receive()
+    some = [2, 3, 4, 6, 7, 9, 10, 11, 12]
+    one, two = await consuming.world.begin(), await consuming.world.begin()
+    await consuming.acked([ids[index] for index in reversed(some)], one)
+    assert len(await consuming.world.operations(one)) == 4, "2 to 4, 6 and 7, 9, and the whole second entry"
+    assert (await consuming.shown())["pending_acks"] == {str(one): len(some)}
+    assert await consuming.findings() == []
+    for index in some:
+        assert await consuming.conflicts([ids[index]], two)
+    await consuming.acked([ids[5]], two)
+    await consuming.abort(two)
+    await consuming.abort(one)
+    assert sorted(await consuming.values()) == sorted([*some, 5])
+    three = await consuming.world.begin()
+    await consuming.acked([ids[index] for index in some], three)
+    await consuming.commit(three)
+    await consuming.crash()
+    assert await consuming.values() == [0, 1, 5, 8]
+
+
+async def test_a_run_of_messages_stays_reserved_over_a_restart_and_may_be_acknowledged_again_in_parts(
+    consuming: Consuming,
+) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish(*range(10))
+    await consuming.receive()
+    one, two = await consuming.world.begin(), await consuming.world.begin()
+    await consuming.acked(ids[2:6], one, for_all=False)
+    await consuming.crash()
+    for index in range(2, 6):
+        assert await consuming.conflicts([ids[index]], two)
+        assert await consuming.conflicts([ids[index]])
+    await consuming.acked(ids[3:5], one, for_all=False)
+    assert await consuming.conflicts(ids[3:7], one, for_all=False), "the last one was not delivered since"
+    assert await consuming.values() == [0, 1, 6, 7, 8, 9]
+    await consuming.acked(ids[3:7], one, for_all=False)
+    await consuming.commit(one)
+    assert await consuming.world.operations(one) == []
+    assert (await consuming.shown())["backlog"] == 5
+
+
+async def test_of_a_run_outside_transactions_only_what_is_not_acknowledged_yet_can_conflict(
+    consuming: Consuming,
+) -> None:
+    await consuming.subscribe(kind="exclusive")
+    ids = await consuming.publish(*range(6))
+    await consuming.receive()
+    await consuming.acked([ids[2]])
+    txn = await consuming.world.begin()
+    await consuming.acked([ids[2]], txn, kind="cumulative")
+    await consuming.acked(ids[2:5])
+    assert await consuming.conflicts(ids[1:5])
+    await consuming.abort(txn)
+    await consuming.acked(ids[1:5])
+    assert (await consuming.shown())["backlog"] == 2
+
+
 async def test_51_what_a_committed_transaction_or_anybody_acknowledged_conflicts(consuming: Consuming) -> None:
     await consuming.subscribe()
     ids = await consuming.publish_each(*range(2))

@@ -22,11 +22,15 @@ from participants.subscription.places import START, Place
 from tests.participants.plain_providers import PENDING_ACKS
 
 T1, T2, T3 = (TxnId(0, number) for number in (1, 2, 3))
-SIZE = 3
+SIZE = 4
 
 
 def single(entry: int, index: int | None = None, writer: str | None = None) -> Ack:
     return Ack(Position(1, entry), index, None if index is None else SIZE, writer=writer)
+
+
+def run(entry: int, index: int, last: int) -> Ack:
+    return Ack(Position(1, entry), index, SIZE, last=last)
 
 
 def up_to(entry: int, index: int | None = None, writer: str | None = None) -> Ack:
@@ -148,6 +152,20 @@ def test_67_68_messages_of_one_batch_are_apart(store: Store) -> None:
     store.ack(T3, single(0, 2))
 
 
+def test_messages_that_follow_each_other_are_acknowledged_together_and_conflict_one_by_one(store: Store) -> None:
+    store.ack(T1, run(0, 1, 2))
+    store.ack(T2, single(0, 0))
+    store.ack(T2, single(0, 3))
+    assert store.refused(T2, single(0, 1)) == store.refused(T2, run(0, 2, 3)) == T1
+    assert store.refused(None, run(0, 0, 1)) in (T1, T2)
+    assert store.refused(T3, run(0, 2, 3)) == T1
+    assert [store.pending.holder(Place(1, 0, index)) for index in range(SIZE)] == [T2, T1, T1, T2]
+    assert list(run(0, 1, 2).each()) == [single(0, 1), single(0, 2)]
+    store.commit(T1)
+    assert store.refused(T2, run(0, 0, 1)) is None
+    assert [Place(1, 0, index) in store.cursor for index in range(SIZE)] == [False, True, True, False]
+
+
 def test_113_a_refused_operation_leaves_no_reservation_and_an_unknown_one_stays(store: Store) -> None:
     store.pending.reserve(T1, single(0))
     store.pending.release(T1, single(0))
@@ -165,6 +183,7 @@ ENTRIES = 6
 TXNS = st.sampled_from([T1, T2, T3])
 WRITERS = st.sampled_from([None, "a", "b"])
 INDEXES = st.one_of(st.none(), st.integers(0, SIZE - 2))
+LASTS = st.one_of(st.none(), st.integers(1, SIZE - 1))
 
 
 def messages(ack: Ack) -> set[tuple[int, int]]:
@@ -209,14 +228,24 @@ class PendingMachine(RuleBasedStateMachine):
         txn_id=st.one_of(st.none(), TXNS),
         entry=st.integers(0, ENTRIES - 1),
         index=INDEXES,
+        last=LASTS,
         cumulative=st.booleans(),
         writer=WRITERS,
         outcome=st.sampled_from(["stored", "stored", "refused", "unknown"]),
     )
     def acknowledge(
-        self, txn_id: TxnId | None, entry: int, index: int | None, cumulative: bool, writer: str | None, outcome: str
+        self,
+        txn_id: TxnId | None,
+        entry: int,
+        index: int | None,
+        last: int | None,
+        cumulative: bool,
+        writer: str | None,
+        outcome: str,
     ) -> None:
-        ack = Ack(Position(1, entry), index, None if index is None else SIZE, cumulative, writer)
+        if cumulative or index is None or last is None or last <= index:
+            last = None
+        ack = Ack(Position(1, entry), index, None if index is None else SIZE, cumulative, writer, last)
         expected = self.conflicts(txn_id, ack)
         if expected:
             self.store.refused(txn_id, ack)
