@@ -7,20 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 from metastore.txn.records.topics import TopicRecord
-from metatxn.service import audit
 from metatxn.service.security.principal import Principal
-from metatxn.wire import errors
-from metatxn.wire.broker import MAX_SEGMENTS
 from metatxn_gateways.kafka.cluster import KafkaCluster, Leader
-from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code, status_of
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, require_right, topic_id
 from metatxn_gateways.kafka.producers import EPOCH, Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from participants.broker.broker import Broker
-from participants.broker.draining import assert_takes_topics
 from participants.segment.segment import Segment
-from participants.topic.layout import LayoutUpkeep
 
 CLUSTER = "metatxn"
 NO_TIME = timedelta(0)
@@ -102,6 +97,24 @@ class Calls:
             "error_message": None,
         }
 
+    async def describe_cluster(self, request: CallRequest, response: CallResponse) -> Any:
+        code = KafkaCode.NONE if request.endpoint_type in (None, 1) else KafkaCode.UNSUPPORTED_ENDPOINT_TYPE
+        brokers = [
+            response.make("DescribeClusterBroker", broker_id=each.id, host=each.host, port=each.port, rack=None)
+            for each in self._cluster.nodes
+        ]
+        return response.make(
+            "DescribeClusterResponse",
+            throttle_time=NO_TIME,
+            error_code=error_code(code),
+            error_message=None if code is KafkaCode.NONE else "there are no endpoints but those of brokers",
+            endpoint_type=1,
+            cluster_id=CLUSTER,
+            controller_id=self._cluster.own.id,
+            brokers=tuple(brokers) if code is KafkaCode.NONE else (),
+            cluster_authorized_operations=-(1 << 31),
+        )
+
     # -- offsets -----------------------------------------------------------------------------------------------
 
     async def list_offsets(self, request: CallRequest, response: CallResponse) -> Any:
@@ -140,6 +153,35 @@ class Calls:
             raise KafkaError(KafkaCode.UNSUPPORTED_VERSION)
         offset = await segment.offsets.after((await segment.reader.position_at(at_ms)).before)
         return (offset, at_ms) if offset < end else (-1, -1)
+
+    async def offset_for_leader_epoch(self, request: CallRequest, response: CallResponse) -> Any:
+        topics = []
+        for topic in request.topics:
+            found = [await self._end_of_epoch(request, response, topic.topic, each) for each in topic.partitions]
+            topics.append(response.make("OffsetForLeaderTopicResult", topic=topic.topic, partitions=tuple(found)))
+        return response.make("OffsetForLeaderEpochResponse", throttle_time=NO_TIME, topics=tuple(topics))
+
+    async def _end_of_epoch(self, request: CallRequest, response: CallResponse, topic: str, wanted: Any) -> Any:
+        """What a client has been given is never cut off, so every epoch reaches to the end."""
+        code, epoch, end = KafkaCode.NONE, -1, -1
+        try:
+            require_right(request.caller, "consume", topic)
+            segment = await self._partitions.segment(topic, wanted.partition)
+            current = segment.ownership.generation
+            if wanted.current_leader_epoch >= 0 and wanted.current_leader_epoch != current:
+                late = wanted.current_leader_epoch < current
+                raise KafkaError(KafkaCode.FENCED_LEADER_EPOCH if late else KafkaCode.UNKNOWN_LEADER_EPOCH)
+            if wanted.leader_epoch <= current:
+                epoch, end = wanted.leader_epoch, segment.offsets.end
+        except REFUSALS as error:
+            code = code_of(error)
+        return response.make(
+            "EpochEndOffset",
+            error_code=error_code(code),
+            partition=wanted.partition,
+            leader_epoch=epoch,
+            end_offset=end,
+        )
 
     # -- transactions ------------------------------------------------------------------------------------------
 
@@ -216,73 +258,6 @@ class Calls:
         except REFUSALS as error:
             code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
         return response.make("EndTxnResponse", throttle_time=NO_TIME, error_code=error_code(code))
-
-    # -- topics ------------------------------------------------------------------------------------------------
-
-    async def create_topics(self, request: CallRequest, response: CallResponse) -> Any:
-        results = []
-        for each in request.topics:
-            code, why, number, status = KafkaCode.NONE, None, -1, 201
-            try:
-                require_right(request.caller, "admin", each.name)
-                number = await self._create(each, validate_only=bool(request.validate_only))
-            except REFUSALS as error:
-                code, why = code_of(error), str(error)
-                status = status_of(error)
-            if not request.validate_only:
-                _record("topic.create", each.name, status, request)
-            results.append(
-                response.make(
-                    "CreatableTopicResult",
-                    name=each.name,
-                    error_code=error_code(code),
-                    error_message=why,
-                    num_partitions=number,
-                    replication_factor=1 if number > 0 else -1,
-                    configs=(),
-                )
-            )
-        return response.make("CreateTopicsResponse", throttle_time=NO_TIME, topics=tuple(results))
-
-    async def _create(self, wanted: Any, *, validate_only: bool) -> int:
-        """The number of its partitions. Its settings are not taken: the policies of the cluster count."""
-        name = own_name(wanted.name)
-        if wanted.replication_factor not in (-1, 1) or wanted.assignments:
-            raise KafkaError(KafkaCode.INVALID_REPLICATION_FACTOR)
-        number = 1 if wanted.num_partitions == -1 else int(wanted.num_partitions)
-        if not 1 <= number <= MAX_SEGMENTS:
-            raise KafkaError(KafkaCode.INVALID_PARTITIONS)
-        if validate_only:
-            stored = await self._broker.topics.get_or_tombstone(name)
-            if stored is not None and not stored.topic.deleted:
-                raise errors.AlreadyExists(f"topic {name} exists", topic=name)
-            return number
-        await assert_takes_topics(self._broker, name)
-        storage = self._broker.storage.storage_id
-        topic = await self._broker.topics.create(name, number, None, storage, self._broker.clock(), "kafka")
-        await self._broker.until_opened(topic.segments)
-        return number
-
-    async def delete_topics(self, request: CallRequest, response: CallResponse) -> Any:
-        upkeep = self._broker.upkeep
-        assert isinstance(upkeep, LayoutUpkeep)
-        results = []
-        for name in request.topic_names:
-            code, status = KafkaCode.NONE, 204
-            try:
-                require_right(request.caller, "admin", name)
-                topic = await self._partitions.topic(name)
-                await upkeep.deletion.delete(topic.name)
-                self._broker.forget_topic(topic.name)
-            except REFUSALS as error:
-                code, status = code_of(error), status_of(error)
-            _record("topic.delete", name, status, request)
-            results.append(response.make("DeletableTopicResult", name=name, error_code=error_code(code)))
-        return response.make("DeleteTopicsResponse", throttle_time=NO_TIME, responses=tuple(results))
-
-
-def _record(verb: str, topic: str, status: int, request: CallRequest) -> None:
-    audit.record(verb, {"topic": topic}, status, principal=request.caller.name, address=request.address)
 
 
 def _topic(

@@ -39,6 +39,7 @@ class KafkaCode(IntEnum):
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
     INVALID_REPLICATION_FACTOR = 38
+    INVALID_CONFIG = 40
     INVALID_REQUEST = 42
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
@@ -49,13 +50,20 @@ class KafkaCode(IntEnum):
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     SASL_AUTHENTICATION_FAILED = 58
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 76
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     UNSTABLE_OFFSET_COMMIT = 88
     PRODUCER_FENCED = 90
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    UNSUPPORTED_ENDPOINT_TYPE = 115
 
 
 TRANSACTION_ENDED = (
@@ -105,7 +113,7 @@ def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_F
 def status_of(error: Exception) -> int:
     """What REST would have answered for one of `REFUSALS`, for the audit log."""
     if isinstance(error, KafkaError):
-        refused = error.code is KafkaCode.TOPIC_AUTHORIZATION_FAILED
+        refused = error.code in (KafkaCode.TOPIC_AUTHORIZATION_FAILED, KafkaCode.GROUP_AUTHORIZATION_FAILED)
         return (errors.NotAllowed if refused else errors.InvalidArgument).status
     return (from_store(error) if isinstance(error, MetastoreError) else error).status  # type: ignore[attr-defined,no-any-return]
 

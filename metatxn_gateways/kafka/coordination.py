@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -113,6 +113,49 @@ class Coordination:
             self._advance(group)
             if group.state is GroupState.EMPTY and not group.pending:
                 del self._groups[group.name]  # the store knows its generation
+
+    # -- administration ----------------------------------------------------------------------------------------
+
+    async def names(self) -> set[str]:
+        """The groups that this broker coordinates, also those that are gone. Raises the store's errors."""
+        stored = await self.offsets.names()
+        return {name for name in (*stored, *self._groups) if self._is_ours(name)}
+
+    def with_members(self, name: str) -> ConsumerGroup | None:
+        """The group, if it has any member. Raises NOT_COORDINATOR."""
+        self._assert_ours(name)
+        group = self._groups.get(name)
+        return group if group is not None and (group.members or group.pending) else None
+
+    async def delete(self, name: str) -> None:
+        """Delete what a group without members has committed. Its next generation begins first, so nothing that was sent
+        before is committed later. If this fails in the middle, the rest is deleted when it is repeated.
+
+        Raises NON_EMPTY_GROUP, also while a transaction with offsets of it is open, GROUP_ID_NOT_FOUND, NOT_COORDINATOR
+        and the store's errors.
+        """
+        if self.with_members(name) is not None:
+            raise KafkaError(KafkaCode.NON_EMPTY_GROUP)
+        if not await self.offsets.segments_of(name):
+            raise KafkaError(KafkaCode.GROUP_ID_NOT_FOUND)
+        group = await self._loaded(name)
+        group.record = record = await self.offsets.begin_generation(group.record)
+        if await self.offsets.settle(name):
+            raise KafkaError(KafkaCode.NON_EMPTY_GROUP)
+        await self.offsets.forget(record, name, await self.offsets.segments_of(name))
+
+    async def delete_offsets(self, name: str, segments: Sequence[str]) -> None:
+        """Raises GROUP_ID_NOT_FOUND, NOT_COORDINATOR and the store's errors."""
+        if self.with_members(name) is None and not await self.offsets.segments_of(name):
+            raise KafkaError(KafkaCode.GROUP_ID_NOT_FOUND)
+        group = await self._loaded(name)
+        record = group.record
+        try:
+            await self.offsets.settle(name)
+            await self.offsets.forget(record, name, segments)
+        except GroupMoved:
+            self._moved(group, record)
+            raise
 
     # -- offsets -----------------------------------------------------------------------------------------------
 

@@ -41,10 +41,14 @@ class GroupCalls:
             request.protocol_type,
             {each.name: each.metadata for each in request.protocols},
             request.caller,
+            request.client,
+            "" if request.address is None else f"/{request.address}",
         )
         needs_id = response.version >= _FIRST_THAT_NEEDS_IDS
         try:
-            joined = await self._coordination.join(request.group_id, wanted, "member", needs_id=needs_id)
+            joined = await self._coordination.join(
+                request.group_id, wanted, request.client or "member", needs_id=needs_id
+            )
         except REFUSALS as error:
             told = error.member_id if isinstance(error, MemberIdRequired) else request.member_id
             code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)

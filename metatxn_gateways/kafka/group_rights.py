@@ -29,16 +29,23 @@ def assert_may_change(group: ConsumerGroup, caller: Principal) -> None:
     _assert_may_be_with(caller, [each.wanted for each in group.members.values()])
 
 
+def may_see(group: ConsumerGroup, caller: Principal) -> bool:
+    return _may_be_with(caller, [each.wanted for each in group.members.values()])
+
+
 def _assert_may_be_with(caller: Principal, members: Iterable[Joining]) -> None:
-    if caller.superuser:
-        return
-    for each in members:
-        if each.protocol_type == CONSUMER:
-            allowed = all(caller.may("consume", own_name(topic)) for topic in subscribed_topics(each.protocols))
-        else:
-            allowed = each.caller.name == caller.name
-        if not allowed:
-            raise KafkaError(KafkaCode.GROUP_AUTHORIZATION_FAILED)
+    if not _may_be_with(caller, members):
+        raise KafkaError(KafkaCode.GROUP_AUTHORIZATION_FAILED)
+
+
+def _may_be_with(caller: Principal, members: Iterable[Joining]) -> bool:
+    return caller.superuser or all(_may_be_with_one(caller, each) for each in members)
+
+
+def _may_be_with_one(caller: Principal, member: Joining) -> bool:
+    if member.protocol_type == CONSUMER:
+        return all(caller.may("consume", own_name(topic)) for topic in subscribed_topics(member.protocols))
+    return member.caller.name == caller.name
 
 
 def subscribed_topics(protocols: Mapping[str, bytes]) -> set[str]:

@@ -33,7 +33,8 @@ class GroupState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What a member joins with. `protocols` are in the order of its preference. `caller` is the member's principal."""
+    """What a member joins with. `protocols` are in the order of its preference. `caller` is the member's principal.
+    `client_id` and `client_host` are for people."""
 
     member_id: str
     instance: str | None
@@ -42,6 +43,8 @@ class Joining:
     protocol_type: str
     protocols: Mapping[str, bytes]
     caller: Principal = ANYONE
+    client_id: str = ""
+    client_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError, StoreUnavailable
-from metastore.keys import prefix_end
+from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records.groups import CommittedOffset, GroupRecord
 from metastore.txn.records.operations import OffsetOp, decode_op
@@ -73,6 +73,33 @@ class CommittedOffsets:
             with suppress(CheckFailed):
                 await self._store.apply(self._store.batch().create(paths.group(name), record.encode()))
         raise _overtaken()
+
+    async def names(self) -> list[str]:
+        """All groups that ever had a record. Raises the store's errors."""
+        found = await self._store.scan(paths.GROUPS)
+        return [unescape(each.key.removeprefix(paths.GROUPS)) for each in found.records]
+
+    async def segments_of(self, name: str) -> list[str]:
+        """Where the group has committed an offset, or has one in a transaction. Raises the store's errors."""
+        stored = (await self._store.scan(paths.group_offsets(name))).records
+        found = {paths.segment_of_group_offset(each.key): None for each in stored}
+        for entry in await self._entries(name):
+            found[paths.participant_of_op(paths.op_of_offset_entry(entry))[0]] = None
+        return list(found)
+
+    async def forget(self, group: Record, name: str, segments: Sequence[str]) -> None:
+        """Delete the offsets of these segments. Raises `GroupMoved` and the store's errors."""
+        for part in _parts(segments):
+            for _ in range(_MOST_RIVALS):
+                stored = await self._store.get_many([paths.group_offset(name, segment) for segment in part])
+                batch = self._store.batch().check(AtVersion(group.key, group.version))
+                for record in stored.records.values():
+                    if record is not None:
+                        batch.remove(record)
+                if await self._applied(batch, group):
+                    break
+            else:
+                raise _overtaken()
 
     async def begin_generation(self, group: Record) -> Record:
         """Raises `GroupMoved` if the record is not the current one, and the store's errors."""

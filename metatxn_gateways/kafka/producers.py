@@ -31,6 +31,8 @@ from participants.segment.segment import Segment
 
 REMEMBERED_PRODUCERS = 10_000
 EPOCH = 0
+KEY_PREFIX = "kafka:"
+"""Of the transaction keys."""
 _VISIBLE_WITHIN_S = 1.0
 _LOOKS = 3
 
@@ -71,7 +73,7 @@ class TransactionalProducer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class ProducerSession:
     """The session of a key, as text: `kafka/<producer id>/<timeout>`, and behind that the id that it had before."""
 
     producer_id: int
@@ -83,7 +85,7 @@ class _Session:
         return f"kafka/{self.producer_id}/{self.timeout_ms}{before}"
 
     @classmethod
-    def of(cls, held: TransactionKey | None) -> _Session | None:
+    def of(cls, held: TransactionKey | None) -> ProducerSession | None:
         """None if a client of Kafka's does not hold the key."""
         kind, *numbers = (held.session if held is not None and held.session is not None else "").split("/")
         if kind != "kafka" or len(numbers) not in (2, 3) or not all(each.isdigit() for each in numbers):
@@ -128,13 +130,13 @@ class Producers:
         key, expected = _key_of(transactional_id), -1
         if before is not None:
             held = (await read_key(self._store, caller.name, key)).live
-            session = _Session.of(held)
+            session = ProducerSession.of(held)
             if session is not None and session.before == before[0]:
                 return session.producer_id
             if held is None or session is None or (session.producer_id, EPOCH) != before:
                 raise KafkaError(KafkaCode.PRODUCER_FENCED)
             expected = held.epoch
-        made = _Session(producer_id, timeout_ms, None if before is None else before[0])
+        made = ProducerSession(producer_id, timeout_ms, None if before is None else before[0])
         request = ConnectRequest(epoch=expected, session=str(made), owner=caller.name)
         try:
             connected = await self._transactions.keys.connect(key, request)
@@ -162,10 +164,10 @@ class Producers:
             raise KafkaError(KafkaCode.PRODUCER_FENCED)
         return known
 
-    async def _held(self, owner: str | None, key: str, producer_id: int) -> tuple[TransactionKey, _Session]:
+    async def _held(self, owner: str | None, key: str, producer_id: int) -> tuple[TransactionKey, ProducerSession]:
         """The key's record as it is now. Raises PRODUCER_FENCED if another producer holds it."""
         held = (await read_key(self._store, owner, key)).live
-        session = _Session.of(held)
+        session = ProducerSession.of(held)
         if held is None or session is None or session.producer_id != producer_id:
             raise KafkaError(KafkaCode.PRODUCER_FENCED)
         return held, session
@@ -250,7 +252,7 @@ class Producers:
 def _key_of(transactional_id: str) -> str:
     if not 0 < len(transactional_id) <= 200:
         raise KafkaError(KafkaCode.INVALID_REQUEST)
-    return f"kafka:{transactional_id}"
+    return f"{KEY_PREFIX}{transactional_id}"
 
 
 async def _until_visible(txn_id: TxnId, segments: list[Segment]) -> None:

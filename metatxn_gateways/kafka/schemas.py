@@ -19,19 +19,25 @@ from metatxn_gateways.listener import MalformedRequest
 
 class CallRequest:
     """The fields of a request; one that its version does not have is None. `caller` is who has sent it,
-    from that `address`."""
+    from that `address`, and `client` what it calls itself."""
 
-    def __init__(self, entity: Any, caller: Principal = ANYONE, address: str | None = None) -> None:
+    def __init__(self, entity: Any, caller: Principal = ANYONE, address: str | None = None, client: str = "") -> None:
         self._entity = entity
         self.caller = caller
         self.address = address
+        self.client = client
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._entity, name, None)
 
 
 def read_call(
-    api_key: int, version: int, body: memoryview, caller: Principal = ANYONE, address: str | None = None
+    api_key: int,
+    version: int,
+    body: memoryview,
+    caller: Principal = ANYONE,
+    address: str | None = None,
+    client: str = "",
 ) -> CallRequest:
     """Raises `MalformedRequest`."""
     read = _reader(api_key, version)
@@ -39,7 +45,7 @@ def read_call(
         entity, _ = read(bytes(body), 0)  # librdkafka leaves three bytes too many behind a request for all topics
     except (SerialError, ValueError, TypeError, OverflowError, IndexError) as error:
         raise MalformedRequest(f"request {api_key} in version {version}: {error!r}") from None
-    return CallRequest(entity, caller, address)
+    return CallRequest(entity, caller, address, client)
 
 
 class CallResponse:

@@ -26,9 +26,11 @@ from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.calls import NO_TIME, Calls
 from metatxn_gateways.kafka.cluster import KafkaCluster, node_at
 from metatxn_gateways.kafka.codes import KafkaCode
+from metatxn_gateways.kafka.configs import Configs
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.cutting import Cutter
 from metatxn_gateways.kafka.fetch import Fetch
+from metatxn_gateways.kafka.group_admin import GroupAdmin
 from metatxn_gateways.kafka.group_calls import GroupCalls
 from metatxn_gateways.kafka.offsets import CommittedOffsets
 from metatxn_gateways.kafka.partitions import Partitions
@@ -36,6 +38,8 @@ from metatxn_gateways.kafka.produce import Produce, Turns
 from metatxn_gateways.kafka.producers import Producers
 from metatxn_gateways.kafka.sasl import SaslSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
+from metatxn_gateways.kafka.topic_calls import TopicCalls
+from metatxn_gateways.kafka.transaction_admin import TransactionAdmin
 from metatxn_gateways.listener import FrameConnection, FrameServer, MalformedRequest, Reply
 from metatxn_gateways.serving import ServingBroker
 from participants.broker.broker import Broker
@@ -55,16 +59,28 @@ OFFERED: dict[int, range] = {
     12: range(5),  # Heartbeat
     13: range(6),  # LeaveGroup
     14: range(6),  # SyncGroup
+    15: range(6),  # DescribeGroups
+    16: range(5),  # ListGroups
     17: range(1, 2),  # SaslHandshake
     API_VERSIONS: range(5),
     19: range(2, 6),  # CreateTopics
     20: range(1, 5),  # DeleteTopics
+    21: range(3),  # DeleteRecords
     22: range(5),  # InitProducerId
+    23: range(2, 5),  # OffsetForLeaderEpoch
     24: range(4),  # AddPartitionsToTxn
     25: range(4),  # AddOffsetsToTxn
     26: range(4),  # EndTxn
     28: range(5),  # TxnOffsetCommit
+    32: range(1, 5),  # DescribeConfigs
     36: range(3),  # SaslAuthenticate
+    42: range(3),  # DeleteGroups
+    44: range(2),  # IncrementalAlterConfigs
+    47: range(1),  # OffsetDelete
+    60: range(2),  # DescribeCluster
+    61: range(1),  # DescribeProducers
+    65: range(1),  # DescribeTransactions
+    66: range(2),  # ListTransactions
 }
 """What ApiVersions tells, and nothing else is answered."""
 
@@ -135,9 +151,12 @@ class KafkaListener:
         producers = Producers(self._store, Transactions(self._store, broker.clock))
         loop = asyncio.get_running_loop()
         offsets = CommittedOffsets(self._store, broker.clock)
-        coordination = Coordination(offsets, lambda: int(loop.time() * 1000), cluster.coordinates)
+        self._coordination = coordination = Coordination(offsets, lambda: int(loop.time() * 1000), cluster.coordinates)
         calls = Calls(broker, partitions, producers, coordination, cluster)
         groups = GroupCalls(partitions, producers, coordination)
+        topics, configs = TopicCalls(broker, partitions), Configs(broker, partitions)
+        group_admin = GroupAdmin(partitions, coordination)
+        transaction_admin = TransactionAdmin(self._store, broker.clock, partitions, cluster)
         self._produce, self._fetch = Produce(partitions, producers), Fetch(partitions)
         self._calls = {
             2: calls.list_offsets,
@@ -149,13 +168,25 @@ class KafkaListener:
             12: groups.heartbeat,
             13: groups.leave_group,
             14: groups.sync_group,
-            19: calls.create_topics,
-            20: calls.delete_topics,
+            15: group_admin.describe_groups,
+            16: group_admin.list_groups,
+            19: topics.create_topics,
+            20: topics.delete_topics,
+            21: topics.delete_records,
             22: calls.init_producer_id,
+            23: calls.offset_for_leader_epoch,
             24: calls.add_partitions_to_txn,
             25: groups.add_offsets_to_txn,
             26: calls.end_txn,
             28: groups.txn_offset_commit,
+            32: configs.describe,
+            42: group_admin.delete_groups,
+            44: configs.alter,
+            47: group_admin.offset_delete,
+            60: calls.describe_cluster,
+            61: transaction_admin.describe_producers,
+            65: transaction_admin.describe_transactions,
+            66: transaction_admin.list_transactions,
         }
         await stack.enter_async_context(cluster.running())
         stack.push_async_callback(self._server.stop)
@@ -186,7 +217,7 @@ class KafkaListener:
             return [head, _versions(0, KafkaCode.UNSUPPORTED_VERSION)]
         if version not in OFFERED.get(api_key, ()):
             raise MalformedRequest(f"request {api_key} in version {version} is not offered")
-        cutter.text()
+        client = cutter.text() or ""
         flexible = _is_flexible(api_key, version)
         cutter.flexible = flexible
         cutter.tags()
@@ -201,7 +232,7 @@ class KafkaListener:
         proof = session.calls.get(api_key)
         caller = ANYONE if proof is not None else session.caller()
         call, response = proof or self._calls[api_key], CallResponse(api_key, version)
-        request = read_call(api_key, version, cutter.rest, caller, session.address)
+        request = read_call(api_key, version, cutter.rest, caller, session.address, client)
         return [head, response.encoded(await call(request, response))]
 
 

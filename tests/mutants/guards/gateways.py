@@ -13,6 +13,7 @@ _BROKERS = "tests/gateways/test_kafka_brokers.py"
 _PRODUCERS = "tests/gateways/test_kafka_producers.py"
 _FOLLOWING = "tests/coordinator/test_following.py"
 _KEYS = "coordinator/transaction_keys.py"
+_ADMIN = "tests/gateways/test_kafka_admin.py"
 _SECURITY = "tests/gateways/test_kafka_security.py"
 
 GATEWAYS = (
@@ -39,6 +40,22 @@ GATEWAYS = (
         "        if known.owner != caller.name:\n",
         "        if False:\n",
         tests=(f"{_SECURITY}::test_a_transaction_belongs_to_its_principal",),
+    ),
+    Mutant(
+        "deleted-group-is-committed-to",
+        "5.21: the next generation of a group begins before its offsets are deleted",
+        "metatxn_gateways/kafka/coordination.py",
+        "        group.record = record = await self.offsets.begin_generation(group.record)\n",
+        "        record = group.record\n",
+        tests=(f"{_ADMIN}::test_a_former_coordinator_commits_nothing_to_a_deleted_group",),
+    ),
+    Mutant(
+        "records-of-an-open-transaction-are-deleted",
+        "5.20: nothing behind the stable offset is deleted by hand",
+        "metatxn_gateways/kafka/topic_calls.py",
+        "        stable = await segment.offsets.stable_end()\n",
+        "        stable = segment.offsets.end\n",
+        tests=(f"{_ADMIN}::test_nothing_goes_that_an_open_transaction_holds_back",),
     ),
     Mutant(
         "stranger-in-a-group",

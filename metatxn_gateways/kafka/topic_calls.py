@@ -1,0 +1,136 @@
+"""The calls that change topics: create and delete them, and delete their oldest records."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from metatxn.service import audit
+from metatxn.wire import errors
+from metatxn.wire.broker import MAX_SEGMENTS
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code, status_of
+from metatxn_gateways.kafka.configs import policy_of
+from metatxn_gateways.kafka.partitions import Partitions, own_name, require_right
+from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
+from participants.broker.broker import Broker
+from participants.broker.draining import assert_takes_topics
+from participants.segment.trimming import trim
+from participants.topic.layout import LayoutUpkeep
+
+_NO_TIME = timedelta(0)
+_TO_THE_END = -1
+
+
+class TopicCalls:
+    def __init__(self, broker: Broker, partitions: Partitions) -> None:
+        self._broker = broker
+        self._partitions = partitions
+
+    async def create_topics(self, request: CallRequest, response: CallResponse) -> Any:
+        results = []
+        for each in request.topics:
+            code, why, number, status = KafkaCode.NONE, None, -1, 201
+            try:
+                require_right(request.caller, "admin", each.name)
+                number = await self._create(each, validate_only=bool(request.validate_only))
+            except REFUSALS as error:
+                code, why = code_of(error), str(error)
+                status = status_of(error)
+            if not request.validate_only:
+                _record("topic.create", each.name, status, request)
+            results.append(
+                response.make(
+                    "CreatableTopicResult",
+                    name=each.name,
+                    error_code=error_code(code),
+                    error_message=why,
+                    num_partitions=number,
+                    replication_factor=1 if number > 0 else -1,
+                    configs=(),
+                )
+            )
+        return response.make("CreateTopicsResponse", throttle_time=_NO_TIME, topics=tuple(results))
+
+    async def _create(self, wanted: Any, *, validate_only: bool) -> int:
+        """The number of its partitions. Settings that are policies of ours become its policy."""
+        name = own_name(wanted.name)
+        if wanted.replication_factor not in (-1, 1) or wanted.assignments:
+            raise KafkaError(KafkaCode.INVALID_REPLICATION_FACTOR)
+        number = 1 if wanted.num_partitions == -1 else int(wanted.num_partitions)
+        if not 1 <= number <= MAX_SEGMENTS:
+            raise KafkaError(KafkaCode.INVALID_PARTITIONS)
+        policy = policy_of((each.name, each.value) for each in wanted.configs)
+        if validate_only:
+            stored = await self._broker.topics.get_or_tombstone(name)
+            if stored is not None and not stored.topic.deleted:
+                raise errors.AlreadyExists(f"topic {name} exists", topic=name)
+            return number
+        await assert_takes_topics(self._broker, name)
+        storage = self._broker.storage.storage_id
+        topic = await self._broker.topics.create(name, number, None, storage, self._broker.clock(), "kafka")
+        if policy:
+            await self._broker.policies.change_topic(name, policy)
+        await self._broker.until_opened(topic.segments)
+        return number
+
+    async def delete_topics(self, request: CallRequest, response: CallResponse) -> Any:
+        upkeep = self._broker.upkeep
+        assert isinstance(upkeep, LayoutUpkeep)
+        results = []
+        for name in request.topic_names:
+            code, status = KafkaCode.NONE, 204
+            try:
+                require_right(request.caller, "admin", name)
+                topic = await self._partitions.topic(name)
+                await upkeep.deletion.delete(topic.name)
+                self._broker.forget_topic(topic.name)
+            except REFUSALS as error:
+                code, status = code_of(error), status_of(error)
+            _record("topic.delete", name, status, request)
+            results.append(response.make("DeletableTopicResult", name=name, error_code=error_code(code)))
+        return response.make("DeleteTopicsResponse", throttle_time=_NO_TIME, responses=tuple(results))
+
+    async def delete_records(self, request: CallRequest, response: CallResponse) -> Any:
+        topics = []
+        for topic in request.topics:
+            found = [await self._shortened(request, response, topic.name, each) for each in topic.partitions]
+            topics.append(response.make("DeleteRecordsTopicResult", name=topic.name, partitions=tuple(found)))
+        return response.make("DeleteRecordsResponse", throttle_time=_NO_TIME, topics=tuple(topics))
+
+    async def _shortened(self, request: CallRequest, response: CallResponse, topic: str, wanted: Any) -> Any:
+        code, start, status, about = KafkaCode.NONE, -1, 200, {"topic": topic}
+        try:
+            require_right(request.caller, "admin", topic)
+            about = {"segment": await self._partitions.segment_id(topic, wanted.partition_index)}
+            start = await self._trimmed(topic, wanted.partition_index, wanted.offset)
+        except REFUSALS as error:
+            code, status = code_of(error), status_of(error)
+        audit.record(
+            "segment.trim",
+            about,
+            status,
+            principal=request.caller.name,
+            address=request.address,
+            arguments={"before_offset": wanted.offset},
+        )
+        return response.make(
+            "DeleteRecordsPartitionResult",
+            partition_index=wanted.partition_index,
+            low_watermark=start,
+            error_code=error_code(code),
+        )
+
+    async def _trimmed(self, topic: str, partition: int, offset: int) -> int:
+        """The first offset that is left: that of the batch with `offset`. Nothing behind the stable offset goes."""
+        segment = await self._partitions.segment(topic, partition)
+        stable = await segment.offsets.stable_end()
+        wanted = stable if offset == _TO_THE_END else offset
+        if not 0 <= wanted <= stable:
+            raise KafkaError(KafkaCode.OFFSET_OUT_OF_RANGE)
+        place = await segment.offsets.place_of(wanted)
+        await trim(segment, self._broker.store, self._broker.storage, place.next)
+        return await self._partitions.start_of(segment)
+
+
+def _record(verb: str, topic: str, status: int, request: CallRequest) -> None:
+    audit.record(verb, {"topic": topic}, status, principal=request.caller.name, address=request.address)
