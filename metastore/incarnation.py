@@ -34,7 +34,7 @@ from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreTooNew, StoreUnavailable, StoreWentBack
 from metastore.keys import prefix_end
 from metastore.txn import paths
-from metastore.txn.laws.remedies import RECOVER
+from metastore.txn.laws.remedies import RECOVER, RESTORE_AGAIN
 from metastore.txn.records.processes import Incarnation, VersionRecord
 from metastore.types import Batch, Revision, Snapshot
 from metastore.versions import FIRST, SPEAKS, ClusterVersion, too_new
@@ -45,6 +45,7 @@ IDS_PER_MS = 1 << 20
 """More transaction ids than any coordinator gives out in a millisecond; of epochs, generations and numbers of segments
 there is less than one per millisecond."""
 
+UNFINISHED = "a backup is being restored into this store, or that was interrupted"
 _JOINS = 100
 """The number of processes that may start at the same moment: in each round at least one of them has joined."""
 BARRIER = (
@@ -246,6 +247,8 @@ def _decoded(snapshot: Snapshot) -> tuple[Incarnation | None, int]:
 
 
 def _waits_for_recovery(incarnation: Incarnation) -> str | None:
+    if incarnation.restoring is not None:
+        return f"{UNFINISHED}: {incarnation.restoring}. {RESTORE_AGAIN}"
     if incarnation.recovering:
         return f"the metadata store is being recovered. {RECOVER}"
     if incarnation.restored_how is not None:

@@ -42,6 +42,11 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.ledger.object_ledger._CACHED_OBJECT_BYTES": (0, 500),
     "participants.ledger.object_ledger._CACHE_BYTES": (0, 2_000),
     "participants.ledger.object_storage._GETS_AT_ONCE": (1, 2),
+    "participants.backup.taking.CHUNK_BYTES": (1, 500),
+    "participants.backup.taking._AT_ONCE": (1, 2),
+    "participants.backup.records.PAGE_BYTES": (1, 500),
+    "participants.backup.loading._TOGETHER": (1, 3),
+    "participants.backup.loading._AT_ONCE": (1, 2),
     # segments
     "participants.segment.dedup_snapshot.CHUNK_BYTES": (1, 500),
     "participants.segment.dedup_snapshot._RUNS_PER_ROW": (1, 3),
@@ -169,6 +174,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "participants.topic.compaction: _SCANS_AT_ONCE REMEMBERED_KEYS",
         "participants.ledger.bucket: _LIST_CHUNK",
         "participants.ledger.disk: WRITE_BYTES",
+        "participants.backup.taking: _READS",
     ),
 }
 """What looks like a bound and is not drawn, by the reason why: of each module its constants."""

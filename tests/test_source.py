@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "participants.common": BELOW_PARTICIPANTS | floors("common"),
     "participants.ledger": BELOW_PARTICIPANTS | floors("common ledger"),
     "participants.restored": BELOW_PARTICIPANTS | floors("common ledger restored"),
+    "participants.backup": BELOW_PARTICIPANTS | floors("common ledger restored backup"),
     "participants.messages": BELOW_PARTICIPANTS | floors("common ledger messages"),
     "participants.txn": BELOW_PARTICIPANTS | floors("common txn"),
     "participants.segment": BELOW_PARTICIPANTS | floors("common ledger messages txn segment"),

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from metatxn.cli import (
+    backup,
     broker,
     doctor,
     key,
@@ -51,6 +52,8 @@ app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broke
 app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)
 app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
 app.command(epilog="Example: metatxn doctor --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(doctor.doctor)
+app.command("restore", epilog=backup.RESTORE_EXAMPLE)(backup.restore_backup)
+app.add_typer(backup.app, name="backup")
 app.add_typer(broker.app, name="broker")
 app.add_typer(txn.app, name="txn")
 app.add_typer(topic.app, name="topic")

@@ -35,12 +35,15 @@ from participants.ledger.local_files import LedgerFiles
 from participants.ledger.local_ledger import LocalOpenLedger, LocalSealedLedger
 from participants.ledger.reading import kept_frames
 from participants.ledger.storage import (
+    FrameSource,
+    GrowingLedger,
     LedgerError,
     LedgerMissing,
     LedgerStopped,
     LedgerStorage,
     OpenLedger,
     SealedLedger,
+    StorageRefused,
 )
 from participants.ledger.watermark import Space
 from participants.ledger.workers import Workers
@@ -58,7 +61,7 @@ class LocalStorage(LedgerStorage):
         self,
         name: str,
         data_dir: Path,
-        lock: DirectoryLock,
+        lock: DirectoryLock | None,
         files: LedgerFiles,
         metrics: LedgerMetrics,
         executor: Executor | None,
@@ -101,6 +104,18 @@ class LocalStorage(LedgerStorage):
                 raise
         files = LedgerFiles(disk, data_dir / "ledgers")
         return cls(name, data_dir, lock, files, metrics or LedgerMetrics(), executor)
+
+    @classmethod
+    def open_to_read(cls, data_dir: Path, *, disk: Disk | None = None, executor: Executor | None = None) -> Self:
+        """A storage that another process may have open: nothing may be changed through this one. Raises
+        `StorageRefused`, `StorageFailed`."""
+        disk = disk or Disk()
+        path = data_dir / storage_id.FILE_NAME
+        with device_errors(f"cannot open the storage {data_dir}"):
+            if not disk.exists(path):
+                raise StorageRefused(f"{data_dir} is not the data directory of a broker: there is no {path.name}")
+            name = storage_id.parse(str(path), read_file(disk, path))
+        return cls(name, data_dir, None, LedgerFiles(disk, data_dir / "ledgers"), LedgerMetrics(), executor)
 
     async def create(self, segment: str, ledger: int) -> OpenLedger:
         self._check_open()
@@ -147,6 +162,11 @@ class LocalStorage(LedgerStorage):
         offsets = await self._workers.run(self._files.open_sealed, segment, ledger, entries)
         return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets)
 
+    async def look(self, segment: str, ledger: int) -> GrowingLedger:
+        self._check_open()
+        offsets, settled = await self._workers.run(self._files.look, segment, ledger)
+        return GrowingLedger(LocalSealedLedger(self._files, self._workers, segment, ledger, offsets), settled)
+
     async def _open_form(self, segment: str, ledger: int, entries: int | None, form: Form) -> SealedLedger:
         offsets = await self._workers.run(self._files.open_form, segment, ledger, entries, form)
         return LocalSealedLedger(self._files, self._workers, segment, ledger, offsets, form)
@@ -154,7 +174,7 @@ class LocalStorage(LedgerStorage):
     async def write_form(
         self,
         segment: str,
-        ledger: SealedLedger,
+        ledger: FrameSource,
         form: Form,
         kept: Sequence[int],
         pace: Callable[[int], Awaitable[None]],
@@ -190,6 +210,10 @@ class LocalStorage(LedgerStorage):
     async def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
         self._check_open()
         return await self._workers.run(self._files.read_hidden, segment, ledger, generation, entries)
+
+    async def read_index(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenIndex:
+        self._check_open()
+        return await self._workers.run(self._files.read_index, segment, ledger, generation, entries)
 
     async def delete(self, segment: str, ledger: int) -> None:
         self._check_open()
@@ -239,7 +263,8 @@ class LocalStorage(LedgerStorage):
         await self._workers.close()
         self._files.stop_reading()
         # This comes last: while a thread may still write, nobody else may open this storage.
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -24,7 +24,7 @@ from participants.ledger.group_commit import device_errors
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.open_files import KEPT_FILES, OpenFiles
 from participants.ledger.reading import checked_form, checked_frames, checked_hidden
-from participants.ledger.recovery import recover_file, scan
+from participants.ledger.recovery import recover_file, scan, whole_frames
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, StorageFull
 from participants.ledger.watermark import Space
@@ -142,6 +142,19 @@ class LedgerFiles:
             )
         return offsets
 
+    def look(self, segment: str, ledger: int) -> tuple[array[int], int]:
+        """The whole frames of a file that may grow, and how many of them say that they were durable, or were sealed."""
+        path = self.path(segment, ledger)
+        with device_errors(f"cannot read ledger {ledger} of {segment}"), self._opened(path, os.O_RDONLY) as fd:
+            try:
+                offsets = read_mark(self.disk, _mark(path))
+            except MarkDamaged:
+                offsets = self._read_through(fd, ledger)
+            if offsets is not None:
+                self._check_size(fd, ledger, offsets)
+                return offsets, len(offsets) - 1
+            return whole_frames(self.disk, fd, ledger)
+
     def open_form(self, segment: str, ledger: int, entries: int | None, form: Form) -> array[int]:
         """Where the entries lie in the file of a form. None: it is not known how many the ledger has."""
         path = form_path(self.path(segment, ledger), form)
@@ -222,11 +235,14 @@ class LedgerFiles:
                 raise LedgerMissing(f"ledger {index.ledger} of {segment} was deleted")
             replace_file(self.disk, _hidden(path, generation), [content])
 
-    def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
+    def read_index(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenIndex:
         path = self.path(segment, ledger)
         with device_errors(f"cannot read the index {generation} of hidden entries of ledger {ledger} of {segment}"):
             content = read_file(self.disk, _hidden(path, generation))
         return checked_hidden(content, ledger, entries)
+
+    def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
+        return self.read_index(segment, ledger, generation, entries).ranges
 
     def delete(self, segment: str, ledger: int) -> None:
         path = self.path(segment, ledger)

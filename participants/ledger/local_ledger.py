@@ -13,7 +13,7 @@ from participants.ledger.form import Form, first_kept, last_kept
 from participants.ledger.group_commit import write_group
 from participants.ledger.local_files import LedgerFiles, form_path
 from participants.ledger.reading import end_of_read
-from participants.ledger.storage import ReadableLedger, SealedLedger
+from participants.ledger.storage import LedgerCorrupt, ReadableLedger, SealedLedger
 from participants.ledger.workers import Workers
 
 
@@ -59,6 +59,13 @@ class _LocalLedger(ReadableLedger):
         if wanted[0] == wanted[-1]:
             return []  # all of them were left out
         return await self._workers.run(self._files.read, self._path, self.id, first_entry, wanted)
+
+    async def raw_bytes(self, first_entry: int, last_entry: int) -> memoryview:
+        begin, end = self._index[first_entry], self._index[last_entry + 1]
+        content = await self._workers.run(self._files.read_bytes, self._path, self.id, begin, end)
+        if len(content) != end - begin:
+            raise LedgerCorrupt(f"{self._path.name} ends at byte {begin + len(content)}, and has had {end}")
+        return content
 
     async def read_part(self, entry: int, start: int, end: int) -> memoryview:
         offset = self._index[entry]

@@ -159,6 +159,18 @@ class _ObjectLedger(ReadableLedger):
         found = await asyncio.gather(*(self._frames_of(*each) for each in wanted))
         return [frame for frames in found for frame in frames]
 
+    async def raw_bytes(self, first_entry: int, last_entry: int) -> memoryview:
+        self._reach.check_open()
+        index = self._index
+        parts = [(part, index.bounds(part)) for part in index.parts(first_entry, last_entry + 1)]
+        content = await asyncio.gather(
+            *(self._content(part, index.size(part.number), bounds[0], bounds[-1]) for part, bounds in parts)
+        )
+        joined = memoryview(b"".join(content))
+        if len(joined) != self.bytes_of(first_entry, last_entry):
+            raise LedgerCorrupt(f"the objects of ledger {self.id} of {self.segment} have become shorter")
+        return joined
+
     async def read_part(self, entry: int, start: int, end: int) -> memoryview:
         self._reach.check_open()
         (part,) = self._index.parts(entry, entry + 1)

@@ -51,6 +51,8 @@ from participants.ledger.objects import (
 )
 from participants.ledger.reading import checked_form, checked_hidden, kept_frames
 from participants.ledger.storage import (
+    FrameSource,
+    GrowingLedger,
     LedgerCorrupt,
     LedgerExists,
     LedgerMissing,
@@ -99,6 +101,15 @@ class ObjectStorage(LedgerStorage):
         """Open the storage at this place, and create it if there is none. Raises `StorageRefused`, `StorageFailed`."""
         return cls(await _storage_id(bucket), bucket, metrics or LedgerMetrics(), token, executor)
 
+    @classmethod
+    async def open_to_read(cls, bucket: Bucket, *, executor: Executor | None = None) -> Self:
+        """A storage that exists, through which nothing is changed. Raises `StorageRefused`, `StorageFailed`."""
+        try:
+            name = storage_id.parse(storage_id.FILE_NAME, await bucket.get(storage_id.FILE_NAME))
+        except FileNotFoundError:
+            raise StorageRefused(f"there are no ledgers: there is no {storage_id.FILE_NAME}") from None
+        return cls(name, bucket, LedgerMetrics(), _random_token, executor)
+
     async def create(self, segment: str, ledger: int) -> OpenLedger:
         self._reach.check_open()
         token = self._token()
@@ -142,6 +153,15 @@ class ObjectStorage(LedgerStorage):
             raise LedgerCorrupt(f"ledger {ledger} of {segment} has {index.entries} entries, but {entries} are recorded")
         return await self._checked(segment, ledger, index)
 
+    async def look(self, segment: str, ledger: int) -> GrowingLedger:
+        """An object never changes, so neither does an entry that is there."""
+        self._reach.check_open()
+        index = await self._stored_index(segment, ledger)
+        if index is None:
+            index = ObjectIndex()
+            await self._read_on(segment, ledger, index)
+        return GrowingLedger(await self._checked(segment, ledger, index), index.entries)
+
     async def _open_form(self, segment: str, ledger: int, entries: int | None, form: Form) -> SealedLedger:
         name = form_name(segment, ledger, form)
         try:
@@ -155,7 +175,7 @@ class ObjectStorage(LedgerStorage):
     async def write_form(
         self,
         segment: str,
-        ledger: SealedLedger,
+        ledger: FrameSource,
         form: Form,
         kept: Sequence[int],
         pace: Callable[[int], Awaitable[None]],
@@ -206,6 +226,9 @@ class ObjectStorage(LedgerStorage):
         await self._bucket.put(hidden_name(segment, index.ledger, generation), content)
 
     async def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
+        return (await self.read_index(segment, ledger, generation, entries)).ranges
+
+    async def read_index(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenIndex:
         self._reach.check_open()
         name = hidden_name(segment, ledger, generation)
         try:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from metatxn.wire.frames import FrameError, RawFrame, peek
 from metatxn.wire.position import Position
 from participants.ledger.form import FormDamaged, FormHeader, first_kept
-from participants.ledger.hidden_index import HiddenIndex, HiddenRanges, IndexDamaged
-from participants.ledger.storage import LedgerCorrupt, SealedLedger
+from participants.ledger.hidden_index import HiddenIndex, IndexDamaged
+from participants.ledger.storage import FrameSource, LedgerCorrupt
 
 COPIED_BYTES = 256 << 10
 """The size of one step while a form is written."""
@@ -45,10 +45,10 @@ def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: 
     return frames
 
 
-def checked_hidden(content: bytes, ledger: int, entries: int) -> HiddenRanges:
-    """What the index of hidden entries of this ledger hides. Raises `LedgerCorrupt` if the bytes are not it."""
+def checked_hidden(content: bytes, ledger: int, entries: int) -> HiddenIndex:
+    """The index of hidden entries of this ledger. Raises `LedgerCorrupt` if the bytes are not it."""
     try:
-        return HiddenIndex.decode(content, ledger, entries).ranges
+        return HiddenIndex.decode(content, ledger, entries)
     except IndexDamaged as error:
         raise LedgerCorrupt(f"the index of hidden entries of ledger {ledger} is damaged: {error}") from error
 
@@ -62,7 +62,7 @@ def checked_form(header: bytes, ledger: int, entries: int | None) -> FormHeader:
 
 
 async def kept_frames(
-    ledger: SealedLedger, kept: Sequence[int], pace: Callable[[int], Awaitable[None]]
+    ledger: FrameSource, kept: Sequence[int], pace: Callable[[int], Awaitable[None]]
 ) -> AsyncIterator[list[RawFrame]]:
     """The frames of these entries, which are in order and are there, a read at a time. Raises as
     `SealedLedger.read`."""

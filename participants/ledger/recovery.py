@@ -137,6 +137,27 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
             return found
 
 
+def whole_frames(disk: Disk, fd: int, ledger: int) -> tuple[array[int], int]:
+    """The offsets of the whole frames of a file that may grow meanwhile, and how many of them were durable, as they say
+    themselves. Raises `LedgerCorrupt` and `OSError`."""
+    found = scan(disk, fd, ledger)
+    while found.damage is not None:
+        # A frame that is being written looks torn, and may be whole, and durable, a moment later.
+        try:
+            _refuse_damage_to_durable(disk, fd, ledger, found)
+            break
+        except LedgerCorrupt:
+            again = scan(disk, fd, ledger)
+            if again.end == found.end:
+                raise
+            found = again
+    if not found.entries:
+        return found.offsets, 0
+    begin = found.offsets[-2]
+    last = peek(memoryview(read_all(disk, fd, found.end - begin, begin)), 0)
+    return found.offsets, last.durable
+
+
 def find_proof(tail: memoryview, ledger: int, entry: int) -> RawFrame | None:
     """The first valid frame of this ledger in `tail` that says that `entry`, with which `tail` begins, was durable.
 

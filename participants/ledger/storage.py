@@ -27,7 +27,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from metatxn.wire.frames import Entry, RawFrame
 from metatxn.wire.position import Position
@@ -148,9 +148,25 @@ class ReadableLedger(ABC):
         """
 
     @abstractmethod
+    async def raw_bytes(self, first_entry: int, last_entry: int) -> memoryview:
+        """The bytes of the frames of these existing entries, one after another, as the device returns them now: for a
+        copy, whose maker checks them. Raises `LedgerCorrupt` if there are fewer, and as `read`."""
+
+    @abstractmethod
     async def read_part(self, entry: int, start: int, end: int) -> memoryview:
         """The bytes `start` to `end` of the frame of an existing entry, as the device returns them now: there may be
         fewer, and they may be wrong. Raises `LedgerMissing` and `StorageFailed` as `read` does."""
+
+
+class FrameSource(Protocol):
+    """What a form is written from: a sealed ledger, or the copy of one."""
+
+    id: int
+
+    @property
+    def entries(self) -> int: ...
+
+    async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]: ...
 
 
 class SealedLedger(ReadableLedger):
@@ -158,6 +174,14 @@ class SealedLedger(ReadableLedger):
 
     form: Form | None = None
     """The form that this is, or None if it is the ledger as it was sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingLedger:
+    """A ledger as another process has found it, which may grow. The first `settled` entries never change again."""
+
+    ledger: SealedLedger
+    settled: int
 
 
 class OpenLedger(ReadableLedger):
@@ -263,6 +287,14 @@ class LedgerStorage(ABC):
         """
 
     @abstractmethod
+    async def look(self, segment: str, ledger: int) -> GrowingLedger:
+        """A ledger that somebody may be appending to, as far as it is whole now. Changes nothing, and needs no lock.
+
+        Everything that was durable before the call is in it. What else is there may not be durable yet: it may still
+        become an append that has failed. Raises `LedgerMissing`, `LedgerCorrupt`, `StorageFailed`.
+        """
+
+    @abstractmethod
     async def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
         """Store the index of hidden entries of a sealed ledger, under the generation of its owner. It replaces one of
         the same generation atomically, and is durable when this returns.
@@ -279,10 +311,14 @@ class LedgerStorage(ABC):
         """
 
     @abstractmethod
+    async def read_index(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenIndex:
+        """The whole index of which `read_hidden` says what it hides. Raises as that."""
+
+    @abstractmethod
     async def write_form(
         self,
         segment: str,
-        ledger: SealedLedger,
+        ledger: FrameSource,
         form: Form,
         kept: Sequence[int],
         pace: Callable[[int], Awaitable[None]],

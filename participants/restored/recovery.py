@@ -28,9 +28,10 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.check import dump
-from metastore.errors import StoreTooNew
+from metastore.errors import StoreTooNew, StoreWentBack
 from metastore.incarnation import version_of, with_barrier
 from metastore.txn import paths
+from metastore.txn.laws.remedies import RESTORE_AGAIN
 from metastore.txn.records.processes import Incarnation
 from metastore.txn.states import TxnState
 from metastore.types import Record
@@ -120,10 +121,13 @@ class StoreRecovery:
             yield Difference("prepared transaction" if prepared else "open transaction", txn_id, then)
 
     async def recover(self, wishes: Wishes) -> Recovered:
-        """Recover the store. Raises `StillServed`, `OtherCluster`, `StoreTooNew` and `BackupTimeNeeded`. After
+        """Recover the store. Raises `StillServed`, `OtherCluster`, `StoreTooNew`, `BackupTimeNeeded`, and
+        `StoreWentBack` while a backup is being restored. After
         `CheckFailed` (another process writes meanwhile) or an error of the store or the storages it can be repeated."""
         if (version := await version_of(self._store)) > SPEAKS:
             raise StoreTooNew(too_new(version))
+        if (current := (await self._read())[1]) is not None and current.restoring is not None:
+            raise StoreWentBack(f"the backup {current.restoring} is not restored completely. {RESTORE_AGAIN}")
         await self._until_nobody_is_announced()
         joined = await self._may_join()
         record, incarnation = await (self._reopened() if joined else self._begun())

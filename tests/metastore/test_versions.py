@@ -426,7 +426,7 @@ NEEDS_2: dict[str, str] = {
 WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
     "BrokerRecord": "draining listeners peer kafka",  # it drains, and has clients of Kafka, once the version allows it
     "CoordinatorRecord": "listeners",
-    "Incarnation": "barrier",  # for later releases
+    "Incarnation": "barrier restoring",  # for later releases; what is being restored is also `recovering`
     "LedgerRecord": "bytes last_ms",  # measured again where they are missing
     "OwnerRecord": "listeners",
     "ProcessRecord": "service url release speaks",  # for whoever raises the version

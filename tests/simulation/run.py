@@ -23,6 +23,7 @@ from participants.segment import indexing
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror
 from tests.bounds import applied, drawn
+from tests.simulation.backups import Backups
 from tests.simulation.checkers import judge
 from tests.simulation.client import Doubtful, Refused
 from tests.simulation.cluster import Cluster
@@ -34,6 +35,7 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import LATE_S, TIMEOUT_S
 from tests.simulation.services import RECONCILE_INTERVAL_MS, SURVEY_INTERVAL_MS, SimulatedBroker
 from tests.simulation.workloads import WORKLOADS
+from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.base import Workload
 from tests.simulation.workloads.layout import Layout
 from tests.simulation.world import World
@@ -159,12 +161,17 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
     for workload in workloads:
         workload.start()
     nemesis = Nemesis(cluster, (process for workload in workloads for process in workload.processes))
+    backups = Backups(cluster) if isinstance(workloads[0], Bank) else None
     world.faults.on = True
     nemesis.start()
+    if backups is not None:
+        backups.start()
     laws = asyncio.create_task(_keep_checking_laws(cluster, history))
     await asyncio.sleep(FAULTY_S)
     await nemesis.stop()
     laws.cancel()
+    if backups is not None:
+        await backups.finish()
     try:
         async with asyncio.timeout(FINISH_WITHIN_S):
             await cluster.heal()
@@ -182,6 +189,8 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
             await _tend_idle_segments(cluster, history)
             for workload in workloads:
                 await workload.read_everything()
+            if backups is not None:
+                await backups.judge(workloads[0], history)
     except TimeoutError:
         raise Unfinished(_what_is_left(cluster)) from None
     await asyncio.sleep(_FORGOTTEN_WITHIN_S)

@@ -53,7 +53,9 @@ def test_a_storage_id_that_an_earlier_life_wrote_is_durable_before_it_is_used(wo
     with pytest.MonkeyPatch.context() as killed:
         sync = disk.fsync_dir
         killed.setattr(disk, "fsync_dir", lambda path: sync(path) if path != DATA_DIR else None)
-        LocalStorage.open(DATA_DIR, disk=disk)._lock.close()
+        lock = LocalStorage.open(DATA_DIR, disk=disk)._lock
+        assert lock is not None
+        lock.close()
     name = LocalStorage.open(DATA_DIR, disk=disk).storage_id
     device.locked_by.clear()
     device.lose_power()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from metastore.txn import paths
 from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, named, parsed_key, parsed_number
-from metastore.txn.laws.remedies import RECOVER, RESTORE
+from metastore.txn.laws.remedies import RECOVER, RESTORE, RESTORE_AGAIN
 from metastore.txn.records.processes import DrainRecord, Incarnation, VersionRecord
 from metastore.txn.records.transactions import GcHorizon
 from metastore.types import Record
@@ -38,7 +38,9 @@ def incarnation_law(record: Record, view: View) -> Problems:
     if record.key != paths.INCARNATION:
         raise MalformedKeyError(f"expected {paths.INCARNATION}")
     incarnation = decoded(record, Incarnation.decode)
-    if incarnation.recovering:
+    if incarnation.restoring is not None:
+        yield f"the backup {incarnation.restoring} is not restored completely", RESTORE_AGAIN
+    elif incarnation.recovering:
         yield "the recovery of a restored store has begun but has not ended", RECOVER
     elif incarnation.restored_how is not None:
         yield f"the store was restored from a backup: {incarnation.restored_how}", RECOVER

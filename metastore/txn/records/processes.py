@@ -66,6 +66,8 @@ class Incarnation(JsonRecord):
 
     With a `barrier`, the store has not gone back: `went_back` is then addressed to processes of release 0.2.0, which
     know no cluster version, and must not serve a store of a later one.
+
+    `restoring` names the backup that is being written into this store (see `participants.backup.restoring`).
     """
 
     id: str
@@ -75,6 +77,7 @@ class Incarnation(JsonRecord):
     went_back: str | None = None
     recovering: bool | None = None
     barrier: bool | None = None
+    restoring: str | None = None
 
     @property
     def restored_how(self) -> str | None:

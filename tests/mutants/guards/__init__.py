@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.guards.backups import BACKUPS
 from tests.mutants.guards.batches import BATCHES
 from tests.mutants.guards.client import CLIENT
 from tests.mutants.guards.clusters import CLUSTERS
@@ -48,4 +49,5 @@ GUARDS = (
     *GATEWAYS,
     *PULSAR,
     *VERSIONS,
+    *BACKUPS,
 )

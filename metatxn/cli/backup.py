@@ -1,0 +1,228 @@
+"""`metatxn backup …` and `metatxn restore`: the metadata store and all ledgers, at one revision."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from metatxn.cli import services
+from metatxn.cli.logs import LogOption, set_up_logs
+from metatxn.cli.options import CliError, OutputOption, output_of
+from metatxn.cli.output import JsonLines, Output, print_fields, print_line, print_rows, when
+from metatxn.cli.progress import ProgressLine
+
+MEGABYTE = 1_000_000
+EXAMPLE = "Example: metatxn backup --store etcd://10.0.0.1:2379 --storage s3://bucket/prefix --to s3://backups/prod"
+RESTORE_EXAMPLE = (
+    "Example: metatxn restore --from s3://backups/prod --store etcd://10.1.0.1:2379 --storage s3://other/prefix"
+)
+COLUMNS = ("BACKUP", "FINISHED", "REVISION", "RECORDS", "LEDGERS", "MB", "COPIED MB", "RELEASE")
+
+app = typer.Typer(
+    help="Back up the metadata store and all ledgers while the cluster serves; list and verify backups.",
+    epilog=EXAMPLE,
+    rich_markup_mode=None,
+)
+FromOption = Annotated[str, typer.Option("--from", metavar="URL", help="Where the backups are, as given to --to.")]
+BackupOption = Annotated[str | None, typer.Option("--backup", help="The backup. [default: the latest one]")]
+
+log = structlog.get_logger()
+
+
+@app.callback(invoke_without_command=True)
+def backup(
+    context: typer.Context,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where to put the backup: s3://bucket/prefix, gs://…, az://… or file:///directory. "
+            "Only what is not in an earlier backup there is copied.",
+        ),
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(envvar="METATXN_STORE", metavar="URL", help="The metadata store of the cluster.")
+    ] = None,
+    data_dir: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="The data directory of a broker; may be repeated.")
+    ] = None,
+    storage: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="The object storage of brokers; may be repeated.")
+    ] = None,
+    log_level: LogOption = "warning",
+    output: OutputOption = None,
+) -> None:
+    """Back up the metadata store and all ledgers at one revision, while the cluster serves.
+
+    Name every data directory and storage of the cluster. They are only read.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if to is None or store is None:
+        raise CliError(f"give --to, the place of the backups, and --store, the metadata store. {EXAMPLE}.")
+    set_up_logs(log_level)
+    progress = ProgressLine("MB read", beside_output=False)
+
+    async def run(backups: Any) -> None:
+        async with AsyncExitStack() as stack:
+            opened = await services.connect_store(store, to_read=True)
+            stack.push_async_callback(opened.close)
+            at = _megabytes(progress)
+            done = await backups.take(opened, data_dir or [], storage or [], version("metatxn"), at)
+        print_done(context, output, done)
+
+    with progress:
+        with_backups(to, run, "cannot make the backup")
+
+
+@app.command("list", epilog="Example: metatxn backup list --from s3://backups/prod")
+def list_backups(
+    context: typer.Context, source: FromOption, log_level: LogOption = "error", output: OutputOption = None
+) -> None:
+    """List the backups, the oldest first."""
+    set_up_logs(log_level)
+
+    async def run(backups: Any) -> None:
+        found: list[dict[str, Any]] = [each async for each in backups.list()]
+        if output_of(context, output) is Output.JSON:
+            items = JsonLines()
+            for each in found:
+                items.print(each)
+            items.end()
+        else:
+            print_rows(COLUMNS, map(_row, found))
+
+    with_backups(source, run, "cannot list the backups")
+
+
+@app.command(epilog="Example: metatxn backup verify --from s3://backups/prod || mail -s 'backup is damaged' ops")
+def verify(
+    context: typer.Context,
+    source: FromOption,
+    backup: BackupOption = None,
+    log_level: LogOption = "error",
+    output: OutputOption = None,
+) -> None:
+    """Read a backup completely, and check it: every object, every frame, and all records. If anything is wrong, it is
+    printed, and the exit code is 1."""
+    set_up_logs(log_level)
+    as_json = output_of(context, output) is Output.JSON
+    progress = ProgressLine("MB verified", beside_output=False)
+    wrong: list[str] = []
+
+    async def run(backups: Any) -> None:
+        found: AsyncIterator[str] = backups.problems(backup, _megabytes(progress))
+        wrong.extend([problem async for problem in found])
+
+    with progress:
+        with_backups(source, run, "cannot verify the backup")
+    if as_json:
+        items = JsonLines()
+        for problem in wrong:
+            items.print({"problem": problem})
+        items.end()
+    else:
+        print("\n".join(wrong) or "nothing wrong in the backup")
+    if wrong:
+        raise CliError(f"{len(wrong)} findings: do not rely on this backup. Make another one.")
+
+
+def restore_backup(
+    context: typer.Context,
+    source: FromOption,
+    store: Annotated[
+        str, typer.Option(envvar="METATXN_STORE", metavar="URL", help="The metadata store of a new, empty cluster.")
+    ],
+    data_dir: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="A new data directory of a broker; may be repeated.")
+    ] = None,
+    storage: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A new object storage of brokers; may be repeated.")
+    ] = None,
+    backup: BackupOption = None,
+    keep_open: Annotated[
+        bool,
+        typer.Option(
+            "--keep-open",
+            help="Leave open transactions open until their deadline, instead of aborting them. Prepared ones stay.",
+        ),
+    ] = False,
+    log_level: LogOption = "warning",
+    output: OutputOption = None,
+) -> None:
+    """Restore a backup into an empty cluster, of any kind of store and storage, before its first process starts.
+
+    Readers then see exactly what was committed at the revision of the backup. If it is interrupted, run it again.
+    """
+    set_up_logs(log_level)
+    if not data_dir and not storage:
+        raise CliError("give a new --data-dir or --storage, where the ledgers are to be.")
+    progress = ProgressLine("MB restored", beside_output=False)
+
+    async def run(backups: Any) -> None:
+        async with AsyncExitStack() as stack:
+            opened = await services.connect_store(store)
+            stack.push_async_callback(opened.close)
+            at = _megabytes(progress)
+            done = await backups.restore(backup, opened, data_dir or [], storage or [], keep_open, at)
+        print_done(context, output, done)
+
+    with progress:
+        with_backups(source, run, "cannot restore the backup")
+
+
+def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str) -> None:
+    """An error becomes one line."""
+
+    async def main() -> None:
+        try:
+            await run(services.load("backups")(url))
+        except (CliError, BrokenPipeError):
+            raise
+        except Exception as error:
+            log.debug("it failed", exc_info=error)
+            text = (str(error) or repr(error)).rstrip(".")
+            raise CliError(f"{failure}: {text}. {_action(error)}") from error
+
+    services.run_loop(main())
+
+
+def _action(error: Exception) -> str:
+    """Chosen by the name of the class, because the client's package does not know the classes of the servers."""
+    match type(error).__name__:
+        case "BackupDamaged":
+            return "Use another backup."
+        case "BackupTooNew" | "StoreTooNew":
+            return "Use the release that made it."
+        case "NoSuchBackup":
+            return "Check --from and --backup; `metatxn backup list` shows what is there."
+        case "NotCovered" | "NotEmpty" | "ClockBehind" | "StoreWentBack":
+            return "Nothing was changed."
+        case _:
+            return "The command can be repeated."
+
+
+def print_done(context: typer.Context, output: Output | None, done: dict[str, Any]) -> None:
+    if output_of(context, output) is Output.JSON:
+        print_line({name.replace(" ", "_"): value for name, value in done.items()})
+        return
+    shown = {name.removesuffix("_ms"): when(value) if name.endswith("_ms") else value for name, value in done.items()}
+    print_fields({name.replace("_", " "): value for name, value in shown.items()})
+
+
+def _row(found: dict[str, Any]) -> list[Any]:
+    if "problem" in found:
+        return [found["backup"], found["problem"], *[None] * (len(COLUMNS) - 2)]
+    size, copied = (f"{found[name] / MEGABYTE:.1f}" for name in ("bytes", "copied_bytes"))
+    facts = [found[name] for name in ("revision", "records", "ledgers")]
+    return [found["backup"], when(found["finished_ms"]), *facts, size, copied, found["release"]]
+
+
+def _megabytes(progress: ProgressLine) -> Callable[[int], None]:
+    return lambda size: progress.at(size // MEGABYTE)

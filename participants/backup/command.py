@@ -1,0 +1,98 @@
+"""Backups for the command line, which opens the places and closes them again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from metastore.api import MetadataStore
+from participants.backup import verifying
+from participants.backup.manifest import BackupDamaged, Manifest
+from participants.backup.place import BackupPlace
+from participants.backup.restoring import BackupRestorer
+from participants.backup.taking import BackupTaker
+from participants.ledger.bucket import Bucket
+from participants.ledger.local import LocalStorage
+from participants.ledger.object_storage import ObjectStorage
+
+_Progress = Callable[[int], None]
+
+
+class Backups:
+    """The backups below a URL. Raises `LedgerError` for one that is none."""
+
+    def __init__(self, url: str) -> None:
+        self._place = BackupPlace(Bucket.open(url))
+
+    async def take(
+        self, store: MetadataStore, data_dirs: Sequence[Path], urls: Sequence[str], release: str, progress: _Progress
+    ) -> dict[str, Any]:
+        """Returns what the new backup has, keyed by the names under which it is shown."""
+        async with AsyncExitStack() as stack:
+            storages = [
+                *[await stack.enter_async_context(LocalStorage.open_to_read(path)) for path in data_dirs],
+                *[await stack.enter_async_context(await ObjectStorage.open_to_read(Bucket.open(url))) for url in urls],
+            ]
+            taker = BackupTaker(store, storages, self._place, _now_ms, release, progress)
+            return _shown(await taker.take())
+
+    async def list(self) -> AsyncIterator[dict[str, Any]]:
+        """The backups, the oldest first; one that is damaged has a member `problem`."""
+        for backup in await self._place.ids():
+            try:
+                yield _shown(await self._place.manifest(backup))
+            except BackupDamaged as error:
+                yield {"backup": backup, "problem": str(error)}
+
+    async def problems(self, backup: str | None, progress: _Progress) -> AsyncIterator[str]:
+        """What is wrong with a backup, or with the latest one."""
+        async for problem in verifying.problems_of(self._place, await self._place.manifest(backup), progress):
+            yield problem
+
+    async def restore(
+        self,
+        backup: str | None,
+        store: MetadataStore,
+        data_dirs: Sequence[Path],
+        urls: Sequence[str],
+        keep_open: bool,
+        progress: _Progress,
+    ) -> dict[str, Any]:
+        """Returns what was done, keyed by the names under which it is shown."""
+        manifest = await self._place.manifest(backup)
+        async with AsyncExitStack() as stack:
+            storages = [
+                *[await stack.enter_async_context(LocalStorage.open(path)) for path in data_dirs],
+                *[await stack.enter_async_context(await ObjectStorage.open(Bucket.open(url))) for url in urls],
+            ]
+            restorer = BackupRestorer(store, storages, self._place, _now_ms, progress)
+            done = await restorer.restore(manifest, keep_open=keep_open)
+            return {
+                "backup": manifest.id,
+                "incarnation": done.incarnation,
+                "records": done.records,
+                "ledgers": done.ledgers,
+                "newer entries left out": done.left_out,
+                "transactions aborted": done.aborted,
+                "transactions prepared": done.prepared,
+            }
+
+
+def _shown(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "backup": manifest.id,
+        "revision": manifest.revision,
+        "finished_ms": manifest.finished_ms,
+        "release": manifest.release,
+        "records": manifest.records,
+        "ledgers": len(manifest.ledgers),
+        "bytes": manifest.ledger_bytes,
+        "copied_bytes": manifest.copied_bytes,
+    }
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,103 @@
+"""Where backups are kept: an object store, or a directory.
+
+    <prefix of the URL>/
+        backups/<id>/manifest                     what the backup has; it counts once this is there
+        backups/<id>/records.<n>                  the records of the store, in the order of their keys
+        ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/<first>-<end>-<crc>     frames, for all backups
+        ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/hidden.<generation>     an index of hidden entries
+
+No object changes, and an object with another content has another name. So several backups use the same ones, and two
+that run at the same time do no harm to each other.
+"""
+
+from __future__ import annotations
+
+from participants.backup.manifest import BackupDamaged, Chunk, LedgerCopy, Manifest, sum_of
+from participants.ledger.bucket import Bucket
+from participants.ledger.directories import segment_directory
+
+_BACKUPS = "backups"
+MANIFEST = "manifest"
+
+
+class NoSuchBackup(Exception):
+    """There is no complete backup of this name, or none at all."""
+
+
+class BackupPlace:
+    """Raises `StorageFailed` of the object store everywhere."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    # -- backups -------------------------------------------------------------------------------------------------
+
+    async def ids(self) -> list[str]:
+        """The complete backups, the oldest first."""
+        names = await self._bucket.sizes(_BACKUPS)
+        return sorted(name.split("/")[1] for name in names if name.endswith(f"/{MANIFEST}"))
+
+    async def manifest(self, backup: str | None = None) -> Manifest:
+        """That of the latest backup, or of this one. Raises `NoSuchBackup`, `BackupDamaged`, `BackupTooNew`."""
+        if backup is None:
+            ids = await self.ids()
+            if not ids:
+                raise NoSuchBackup("there is no backup here")
+            backup = ids[-1]
+        name = f"{_BACKUPS}/{backup}/{MANIFEST}"
+        try:
+            return Manifest.from_bytes(await self._bucket.get(name), name)
+        except FileNotFoundError:
+            raise NoSuchBackup(f"there is no backup {backup} here") from None
+
+    async def complete(self, manifest: Manifest) -> None:
+        """The backup counts from now on. Raises `FileExistsError` if there is one of this name."""
+        await self._bucket.create(f"{_BACKUPS}/{manifest.id}/{MANIFEST}", manifest.to_bytes())
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    async def put_page(self, backup: str, number: int, content: bytes) -> None:
+        await self._bucket.put(f"{_BACKUPS}/{backup}/records.{number}", content)
+
+    async def page(self, manifest: Manifest, number: int) -> bytes:
+        """Raises `BackupDamaged`."""
+        page = manifest.pages[number]
+        return await self._checked(f"{_BACKUPS}/{manifest.id}/records.{number}", page.bytes, page.crc32)
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+
+    async def put_chunk(self, ledger: LedgerCopy, chunk: Chunk, content: memoryview) -> None:
+        await self._bucket.put(_chunk_name(ledger, chunk), bytes(content))
+
+    async def chunk(self, ledger: LedgerCopy, chunk: Chunk) -> bytes:
+        """Raises `BackupDamaged`."""
+        return await self._checked(_chunk_name(ledger, chunk), chunk.bytes, chunk.crc32)
+
+    async def put_hidden(self, ledger: LedgerCopy, content: bytes) -> None:
+        await self._bucket.put(_hidden_name(ledger), content)
+
+    async def hidden(self, ledger: LedgerCopy) -> bytes:
+        """Raises `BackupDamaged`."""
+        return await self._checked(_hidden_name(ledger), None, ledger.hidden_crc32)
+
+    async def _checked(self, name: str, size: int | None, crc: str | None) -> bytes:
+        try:
+            content = await self._bucket.get(name)
+        except FileNotFoundError:
+            raise BackupDamaged(f"{name} is missing") from None
+        if sum_of(content) != crc or size not in (None, len(content)):
+            raise BackupDamaged(f"{name} is not what was written")
+        return content
+
+
+def _ledger_name(ledger: LedgerCopy) -> str:
+    form = f".{ledger.form[0]}.{ledger.form[1]}" if ledger.form is not None else ""
+    return f"ledgers/{ledger.storage}/{segment_directory(ledger.segment)}/{ledger.ledger}{form}"
+
+
+def _chunk_name(ledger: LedgerCopy, chunk: Chunk) -> str:
+    return f"{_ledger_name(ledger)}/{chunk.first}-{chunk.end}-{chunk.crc32}"
+
+
+def _hidden_name(ledger: LedgerCopy) -> str:
+    return f"{_ledger_name(ledger)}/hidden.{ledger.hidden}"

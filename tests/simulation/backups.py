@@ -1,0 +1,130 @@
+"""Backups that are taken while everything fails, and what readers see of the last one in an empty cluster.
+
+A backup is a snapshot of its revision: it is judged as those that auditors read (`checkers.snapshots`), with the same
+histories. What it is made of is read by a process of its own, from the same disks or objects as the brokers', and its
+place fails like their object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from metastore.check import StoreCheck
+from metastore.errors import MetastoreError
+from participants.backup import verifying
+from participants.backup.manifest import Manifest
+from participants.backup.place import BackupPlace
+from participants.backup.restoring import BackupRestorer
+from participants.backup.taking import BackupOvertaken, BackupTaker
+from participants.ledger.local import LocalStorage
+from participants.ledger.object_storage import ObjectStorage
+from participants.ledger.storage import LedgerError, LedgerStorage
+from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
+from tests.simulation.bucket import Objects, SimulatedBucket
+from tests.simulation.client import Client
+from tests.simulation.cluster import Cluster
+from tests.simulation.disk import Device, SimulatedDisk
+from tests.simulation.history import History
+from tests.simulation.network import Network
+from tests.simulation.processes import Process
+from tests.simulation.services import _IN_THE_LOOP, DATA_DIR, RECONCILE_INTERVAL_MS, SimulatedBroker
+from tests.simulation.store import SimulatedStore, StoreServer
+from tests.simulation.workloads.base import Workload
+
+_PAUSE_S = (1.0, 12.0)
+_LATER_MS = 3_600_000
+"""After all clocks of the story."""
+_NAME = "restored"
+
+
+class Backups:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._random = cluster.world.generator("backups")
+        self._place = BackupPlace(SimulatedBucket(Objects(cluster.world)))
+        self._last: Manifest | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._process = self._world.process("backups")
+        self._running = self._process.spawn(self._keep_taking(), "backups")
+
+    async def finish(self) -> None:
+        """Nothing of a process that has died runs any more, so nobody waits for it."""
+        assert self._running is not None
+        if self._process.alive:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _keep_taking(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.uniform(*_PAUSE_S))
+            try:
+                await self._take()
+            except (MetastoreError, LedgerError, BackupOvertaken) as error:
+                self._world.trace.note("backups", f"there is none: {error!r}")
+
+    async def _take(self) -> None:
+        async with AsyncExitStack() as stack:
+            store = SimulatedStore(self._cluster.store, self._process)
+            stack.push_async_callback(store.close)
+            storages = [await stack.enter_async_context(each) for each in await self._storages()]
+            taker = BackupTaker(store, storages, self._place, self._process.wall_clock_ms, "simulated")
+            self._last = await taker.take()
+            self._world.trace.note("backups", f"{self._last.id} at revision {self._last.revision}")
+
+    async def _storages(self) -> list[LedgerStorage]:
+        cluster = self._cluster
+        if cluster.objects is not None:
+            return [await ObjectStorage.open_to_read(SimulatedBucket(cluster.objects), executor=_IN_THE_LOOP)]
+        disks = [SimulatedDisk(device, self._process) for device in cluster.devices.values()]
+        return [LocalStorage.open_to_read(DATA_DIR, disk=disk, executor=_IN_THE_LOOP) for disk in disks]
+
+    # -- judging -------------------------------------------------------------------------------------------------
+
+    async def judge(self, workload: Workload, history: History) -> None:
+        """Nothing fails any more. What readers see of the last backup is one more snapshot."""
+        if self._last is None:
+            return
+        history.broken += [f"the backup: {found}" async for found in verifying.problems_of(self._place, self._last)]
+        server, network, process = StoreServer(self._world), Network(self._world), self._world.process(_NAME)
+        place = self._new_place()
+        async with await self._opened(place, process) as storage:
+            await BackupRestorer(server.truth, [storage], self._place, self._later_ms).restore(self._last)
+        async for finding in StoreCheck(server.truth).findings():
+            history.broken.append(f"restored: {finding.key}: {finding.problem}")
+        broker = SimulatedBroker(
+            server, network, process, place, DEFAULT_MAX_LEDGER_BYTES, RECONCILE_INTERVAL_MS, drain_timeout_ms=1
+        )
+        await process.spawn(broker.start())
+        await self._read(workload, network, history, self._last.revision)
+        self._world.kill(process, "it was read")
+
+    def _new_place(self) -> Device | Objects:
+        """Of either kind, whatever the cluster had."""
+        return Objects(self._world) if self._random.random() < 0.5 else Device(self._world, _NAME)
+
+    async def _opened(self, place: Device | Objects, process: Process) -> LedgerStorage:
+        if isinstance(place, Objects):
+            return await ObjectStorage.open(SimulatedBucket(place), executor=_IN_THE_LOOP)
+        return LocalStorage.open(DATA_DIR, disk=SimulatedDisk(place, process), executor=_IN_THE_LOOP)
+
+    def _later_ms(self) -> int:
+        assert self._last is not None
+        return self._last.finished_ms + _LATER_MS
+
+    async def _read(self, workload: Workload, network: Network, history: History, revision: int) -> None:
+        client = Client(self._world, network, [], [f"http://{_NAME}"], self._random, history)
+        pages = []
+        for topic in workload.topics:
+            for place in await client.look(topic):
+                pages += await workload.read_all(_NAME, client, place, "read_committed")
+        history.snapshots.append(
+            [
+                replace(page, isolation="snapshot", revision=revision, floor=revision, at_revision=revision)
+                for page in pages
+            ]
+        )
