@@ -125,11 +125,11 @@ def test_what_the_product_imports_is_declared() -> None:
 
 
 def test_the_client_needs_no_extra() -> None:
-    """uvloop is faster where it is there."""
+    """uvloop is faster where it is there, and OpenTelemetry is used where the program does."""
     servers = {"service", "console"}
     client = [path for path in (ROOT / "metatxn").rglob("*.py") if servers.isdisjoint(path.relative_to(ROOT).parts[:2])]
     modules = {name for path in client for name in third_party(path.read_text())}
-    assert undeclared(modules, declared()) == {"uvloop"}
+    assert undeclared(modules, declared()) == {"opentelemetry", "uvloop"}
     connector = {name for path in (ROOT / "spark_connector").rglob("*.py") for name in third_party(path.read_text())}
     assert undeclared(connector, declared("spark")) == set()
 

@@ -15,7 +15,7 @@ import shutil
 import statistics
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,13 +86,15 @@ def main() -> int:
 
 
 @contextmanager
-def running_dev(directory: Path, store: str | None, printed: list[str] | None = None) -> Iterator[str]:
+def running_dev(
+    directory: Path, store: str | None, printed: list[str] | None = None, options: Sequence[str] = ()
+) -> Iterator[str]:
     """`metatxn dev` on free ports; yields the coordinator's URL. `printed` receives the lines of its output."""
     port, broker_port = free_port(), free_port()
     arguments = ["dev", "--data-dir", str(directory / "data"), "--port", str(port), "--broker-port", str(broker_port)]
     if store:
         arguments += ["--store", store]
-    process = python("metatxn", *arguments, log=directory / "dev.log")
+    process = python("metatxn", *arguments, *options, log=directory / "dev.log")
     ready = threading.Event()
 
     def watch(line: str) -> None:

@@ -17,6 +17,7 @@ from metatxn.cli.exposure import ExposureOptions, takes_exposure
 from metatxn.cli.logs import AuditOption, LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line
+from metatxn.cli.traces import SamplingOption, TraceOption, traced
 from metatxn.wire.listeners import Listeners
 
 COORDINATOR_PORT = 8470
@@ -173,6 +174,8 @@ def dev(
     read_only_console: ReadOnlyConsoleOption = False,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
+    trace_to: TraceOption = None,
+    trace_sampling: SamplingOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run a coordinator and a broker in one process. They use SQLite, and run until Ctrl-C."""
@@ -190,6 +193,7 @@ def dev(
     }
 
     async def run(stack: AsyncExitStack) -> None:
+        traced(stack, "dev", trace_to, trace_sampling)
         if store is None:
             opened = await services.connect_store(f"sqlite:///{data_dir.resolve() / 'metadata.db'}", data_dir)
         else:
@@ -227,6 +231,8 @@ def coordinator(
     read_only_console: ReadOnlyConsoleOption = False,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
+    trace_to: TraceOption = None,
+    trace_sampling: SamplingOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run a coordinator until Ctrl-C. It stores nothing itself, so any number of them may serve one store."""
@@ -241,6 +247,7 @@ def coordinator(
     }
 
     async def run(stack: AsyncExitStack) -> None:
+        traced(stack, "coordinator", trace_to, trace_sampling)
         opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, **advertised(advertise_url)}
@@ -283,6 +290,8 @@ def broker(
     pulsar_port: PulsarPortOption = None,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
+    trace_to: TraceOption = None,
+    trace_sampling: SamplingOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run a broker until Ctrl-C, or list and drain brokers with the commands below.
@@ -306,6 +315,7 @@ def broker(
         make_data_directory(data_dir)
 
     async def run(stack: AsyncExitStack) -> services.BeforeStop:
+        traced(stack, "broker", trace_to, trace_sampling)
         opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "peer_token": peer_token, **advertised(advertise_url)}

@@ -31,6 +31,7 @@ from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE
 from metatxn.service.slow_requests import SlowRequests
+from metatxn.service.tracing import traced_request
 from metatxn.wire import errors
 from metatxn.wire.problems import Problem, problem_of
 
@@ -78,13 +79,14 @@ class Gate:
             await self._app(scope, receive, send)
             return
         measured = self._metrics.begin(scope, send)
+        traced = traced_request(scope)
         try:
             await self._answer(scope, receive, measured.send)
         except Exception:
             measured.failed()
             raise
         finally:
-            self._metrics.end(measured, scope["method"])
+            self._metrics.end(measured, scope["method"], traced.end(scope, measured) if traced else None)
             caller = scope.get(CALLER, ANYONE).name
             body = scope.get(BODY, b"")
             self._audit.end(scope, measured.route, measured.status, caller, body)

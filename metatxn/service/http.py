@@ -11,7 +11,8 @@ import structlog
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from pydantic import AfterValidator, BeforeValidator
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -223,8 +224,9 @@ def create_app(
         return problem_response(problem)
 
     @app.get("/metrics", tags=["operations"], response_class=Response)
-    async def metrics() -> Response:
-        """Prometheus metrics, text format."""
-        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics, as text, or as OpenMetrics if that is asked for: it has exemplars, too."""
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": media_type})
 
     return app

@@ -81,13 +81,13 @@ class RequestMetrics(Collector):
         request = scope[REQUEST] = MeasuredRequest(send, self._clock)
         return request
 
-    def end(self, request: MeasuredRequest, method: str) -> None:
+    def end(self, request: MeasuredRequest, method: str, trace_id: str | None = None) -> None:
         self._under_way -= 1
         path = request.route.path if request.route is not None else NO_ROUTE
         route = self._by_route.get((path, method))
         if route is None:
             route = self._by_route.setdefault((path, _bounded(request.route, method)), _Route())
-        route.durations.add(request.seconds(self._clock()))
+        route.durations.add(request.seconds(self._clock()), trace_id)
         route.statuses[request.status] = route.statuses.get(request.status, 0) + 1
 
     def collect(self) -> Iterator[Metric]:

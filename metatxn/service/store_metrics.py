@@ -1,4 +1,4 @@
-"""How long the calls of the metadata store take, and how they fail."""
+"""How long the calls of the metadata store take, and how they fail, in metrics and traces."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from metatxn.service.durations import Durations
+from metatxn.service.tracing import trace_store_call
 
 
 class StoreMetrics(Collector):
@@ -23,7 +24,7 @@ class StoreMetrics(Collector):
         found = self._durations.get(operation)
         if found is None:
             found = self._durations[operation] = Durations()
-        found.add(seconds)
+        found.add(seconds, trace_store_call(operation, seconds, error))
         if error is not None:
             key = (operation, type(error).__name__)
             self._errors[key] = self._errors.get(key, 0) + 1

@@ -15,6 +15,7 @@ from metatxn.transport.api import Answer, Request, Unsent
 from metatxn.transport.connection import HttpConnection
 from metatxn.transport.dialer import Dialer
 from metatxn.transport.proxies import Proxy, proxy_for
+from metatxn.transport.tracing import send_traced
 from metatxn.transport.urls import Origin, split_url
 
 IDLE_S = 30.0
@@ -55,6 +56,9 @@ class HttpTransport:
         self._closed = False
 
     async def send(self, request: Request) -> Answer:
+        return await send_traced(self._send, request)
+
+    async def _send(self, request: Request) -> Answer:
         origin, target = split_url(request.url)
         service = self._services.get(origin)
         if service is None:

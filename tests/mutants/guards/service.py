@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_TRACES = "tests/service/test_tracing.py"
+
 _GATE = "metatxn/service/gate.py"
 _PRINCIPAL = "metatxn/service/security/principal.py"
 _SIGNED = "metatxn/service/security/signed_tokens.py"
@@ -194,5 +196,21 @@ SERVICE = (
         "scope[LOST_BODY] = True",
         'scope[BODY] = b""',
         tests=("tests/service/test_bodies.py::test_a_body_that_is_announced_and_missing_is_refused",),
+    ),
+    Mutant(
+        "trace-of-the-client-ends",
+        "a service continues the trace of its client",
+        "metatxn/service/tracing.py",
+        'tracer.start_span(scope["method"], context=parent,',
+        'tracer.start_span(scope["method"],',
+        tests=(f"{_TRACES}::test_a_service_continues_the_trace_of_its_client",),
+    ),
+    Mutant(
+        "trace-is-not-sent-on",
+        "the context of a trace goes with every request",
+        "metatxn/transport/tracing.py",
+        "        answer = await send(_with_context(request))\n",
+        "        answer = await send(request)\n",
+        tests=(f"{_TRACES}::test_a_request_takes_the_trace_of_its_caller_along",),
     ),
 )

@@ -1,0 +1,149 @@
+"""Goal: a trace leads from a program's call through the services to the store, is sent where the operator wants it, and
+costs nothing where nobody wants one.
+
+Method: the example of docs/operations.md as its own process, beside `metatxn dev`; both send to a receiver here, which
+decodes what arrives with OpenTelemetry's own messages.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span, use_span
+from starlette.types import Message
+
+from examples.flights.demo import running_dev
+from metatxn.service import tracing
+from metatxn.service.request_metrics import MeasuredRequest
+from metatxn.service.tracing import set_up_tracing, trace_store_call, traced_request
+from metatxn.transport.api import Answer, Headers, Request
+from metatxn.transport.tracing import send_traced
+from tests.documents import examples
+from tests.servers import free_port
+
+ROOT = Path(__file__).parents[2]
+TRACE, PARENT = 0xABC << 100, 0xDEF << 40
+TRACEPARENT = f"00-{TRACE:032x}-{PARENT:016x}-01"
+SERVER, CLIENT = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT
+Spans = list[tuple[str, Span]]
+"""Each with the name of its service."""
+
+
+@contextmanager
+def receiver() -> Iterator[tuple[str, Spans]]:
+    """The URL of an OTLP receiver, and what it has received."""
+    received: Spans = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers["Content-Encoding"] or self.path != "/v1/traces":
+                raise AssertionError(self.path)
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                (service,) = (a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
+                received.extend((service, span) for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", received
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def traced_dev(directory: Path, url: str, sampling: str) -> AbstractContextManager[str]:
+    return running_dev(directory, None, options=("--trace-to", url, "--trace-sampling", sampling))
+
+
+def test_a_trace_leads_from_the_program_to_the_store(tmp_path: Path) -> None:
+    (program,) = examples((ROOT / "docs" / "operations.md").read_text(), "python")
+    with receiver() as (url, received), traced_dev(tmp_path, url, sampling="0") as coordinator:
+        assert httpx.get(f"{coordinator}/v1/txns").is_success  # belongs to no trace, and is not sampled
+        program = program.replace("http://localhost:4318", url).replace("http://127.0.0.1:8470", coordinator)
+        subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        shown = httpx.get(f"{coordinator}/metrics", headers=accept).text
+        assert "trace_id" not in httpx.get(f"{coordinator}/metrics").text
+    by_id = {span.span_id: (service, span) for service, span in received}
+    (order,) = (span for _, span in received if span.name == "new order")
+    commits = [span for _, span in received if span.name == "POST /v1/txns/{txn_id}/commit"]
+    (commit,) = commits
+    service, request = by_id[commit.parent_span_id]
+    assert (service, request.name, request.kind, commit.kind) == ("orders-job", "POST", CLIENT, SERVER)
+    assert attributes(request)["url.path"] == attributes(commit)["url.path"]
+    assert attributes(commit)["http.response.status_code"] == 200
+    applies = [span for _, span in received if span.name == "store apply" and span.parent_span_id == commit.span_id]
+    assert len(applies) == 1 and applies[0].trace_id == commit.trace_id == order.trace_id
+    assert commit.start_time_unix_nano <= applies[0].start_time_unix_nano <= applies[0].end_time_unix_nano
+    published = {span.name for service, span in received if service == "metatxn-dev" and span.kind == SERVER}
+    assert "POST /v1/segments/{segment}/entries" in published
+    assert "GET /v1/txns" not in published
+    assert {span.parent_span_id in by_id for _, span in received if span.name.startswith("store ")} == {True}
+    exemplars = dict(re.findall(r'(metatxn_\w+_seconds)_bucket\{.* # \{trace_id="(\w+)"\}', shown))
+    assert exemplars.keys() == {"metatxn_request_seconds", "metatxn_store_seconds"}
+    assert set(exemplars.values()) <= {span.trace_id.hex() for _, span in received}
+
+
+def attributes(span: Span) -> dict[str, str | int]:
+    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+
+
+def test_a_service_is_served_whose_receiver_is_away(tmp_path: Path) -> None:
+    with traced_dev(tmp_path, f"http://127.0.0.1:{free_port()}", sampling="1") as coordinator:
+        assert httpx.get(f"{coordinator}/v1/txns").is_success
+
+
+def test_a_service_continues_the_trace_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the request, and no longer."""
+    monkeypatch.setattr(tracing, "_tracer", TracerProvider().get_tracer("test"))
+    traced = traced_request({"method": "GET", "path": "/", "headers": [(b"traceparent", TRACEPARENT.encode())]})
+    assert traced is not None
+    within = get_current_span()
+    assert within.get_span_context().trace_id == TRACE and within.get_span_context().span_id != PARENT
+    assert trace_store_call("apply", 0.001, None) == f"{TRACE:032x}"
+    traced.end({"method": "GET", "path": "/"}, MeasuredRequest(_sends_nothing, lambda: 0.0))
+    assert not get_current_span().get_span_context().is_valid
+    assert trace_store_call("apply", 0.001, None) is None
+
+
+async def _sends_nothing(_: Message) -> None: ...
+
+
+async def test_a_request_takes_the_trace_of_its_caller_along() -> None:
+    """Whatever its headers are used for besides: they may be those of every request of a client."""
+    sent: list[Request] = []
+
+    async def send(request: Request) -> Answer:
+        sent.append(request)
+        return Answer("GET", request.url, 200)
+
+    common = Headers({"Authorization": "Bearer x"})
+    caller = NonRecordingSpan(SpanContext(TRACE, PARENT, is_remote=False, trace_flags=TraceFlags(1)))
+    with use_span(caller):
+        await send_traced(send, Request("GET", "http://localhost/", common, None, 1, 1, 1))
+    assert sent[0].headers == {**common, "traceparent": TRACEPARENT} and "traceparent" not in common
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "ftp://localhost", "http://", ""])
+def test_only_urls_of_http_are_taken(url: str) -> None:
+    with pytest.raises(ValueError, match="is not a URL like"):
+        set_up_tracing("dev", url)
