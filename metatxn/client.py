@@ -9,7 +9,7 @@ import random
 import re
 import weakref
 from collections.abc import AsyncIterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, get_args, overload
 from urllib.parse import urlsplit
@@ -577,17 +577,24 @@ class AsyncClient:
         *,
         producer: str,
         sequence: int,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
     ) -> str:
         """Publish one message outside transactions, and return its id once it is durable. The same `producer` and
         `sequence` publish it once, however often and by whichever program that is repeated, as long as the brokers
         remember the sequence: they remember the last 1,000 of a producer in a segment. Use each sequence for one
         message only, and grow it; a batching producer with sequences of its own is `producer`.
 
-        `value` is as for `AsyncProducer.send`. Raises `NotFound`, and `TypeError` or `ValueError` for a value that is
+        `value` and `deliver_at` are as for `AsyncProducer.send`; `deliver_after` counts from the moment when the broker
+        gets the message. Raises `NotFound`, and `TypeError` or `ValueError` for a value that is
         not JSON.
         """
         named = json.dumps({"producer": producer, "sequence": sequence}).encode()[1:]
-        content = b'{"messages":[' + encoded_message(value, key, properties) + b"]," + named
+        times_ms = {
+            "deliver_at_ms": None if deliver_at is None else milliseconds("deliver_at", deliver_at),
+            "deliver_after_ms": None if deliver_after is None else deliver_after // timedelta(milliseconds=1),
+        }
+        content = b'{"messages":[' + encoded_message(value, key, properties, times_ms) + b"]," + named
         call = Call("POST", path_of("topics", topic, "messages"), content=content)
         (message_id,) = parsed(PublishMessagesAnswer, await self._connection.broker(call)).message_ids
         return message_id

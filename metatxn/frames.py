@@ -177,7 +177,7 @@ def raw_messages(frame: Frame) -> list[RawMessage] | None:
             RawMessage(record.key_text, record.value, record.properties, record.timestamp_ms)
             for record in records_of(frame.payload, frame.count)
         ]
-    keys, values, properties = messages_of(frame)
+    keys, values, properties, _ = messages_of(frame)
     times = repeat(frame.publish_ms)
     return [
         RawMessage(key, _raw(value), given or {}, time_ms)

@@ -8,11 +8,13 @@ import concurrent.futures
 import contextlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
+from metatxn.reader import milliseconds
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.batches import pack_batch, packed_message
@@ -22,8 +24,8 @@ from metatxn.wire.record_batches import HEADER
 
 BATCH_BYTES = 1024 * 1024
 BATCH_MESSAGES = 1000
-RECORD_BYTES = 8
-"""What a message takes in an entry beside its content, at most."""
+RECORD_BYTES = 6
+"""What a message takes in an entry beside its content and its prefix, at most."""
 STICKY_MESSAGES = 100
 """At least so many messages without a key go to one segment before the next segment's turn, so that they share entries;
 and those of a small transaction need one intent."""
@@ -53,7 +55,7 @@ class MessageFormat:
         """That segment, in this layout."""
 
     def size(self, item: Outgoing) -> int:
-        return len(item.content) + RECORD_BYTES
+        return len(item.prefix) + len(item.content) + RECORD_BYTES
 
     def keys(self, items: Iterable[Outgoing]) -> set[Hashable]:
         return {item.key for item in items}
@@ -122,18 +124,21 @@ class AsyncProducer:
         key: str | None = None,
         txn: AsyncTransaction | None = None,
         properties: dict[str, str] | None = None,
+        *,
+        deliver_at: datetime | None = None,
     ) -> asyncio.Future[str]:
         """Queue one message, waiting while too much is pending. The future returns the position of its entry once that
         is durable. A queued message is sent even if the future is cancelled.
 
-        `value` is anything that JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not
-        JSON, `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
-        transaction cannot be committed.
+        `value` is anything that JSON can hold, or bytes. With `deliver_at`, a time with a time zone, shared and
+        key_shared subscriptions deliver the message at that time; others, and readers, do not wait. Raises `TypeError`
+        or `ValueError` for a value that is not JSON, `NotFound` for a topic that does not exist, and the transaction's
+        first failure if it has one: such a transaction cannot be committed.
         """
         if self._loop is None:  # asking for it each time costs as much as half of the rest
             self._loop = asyncio.get_running_loop()
         future: asyncio.Future[str] = self._loop.create_future()
-        outgoing = Outgoing(key, *packed_message(value, key, properties), future)
+        outgoing = self.outgoing(value, key, properties, future, deliver_at)
         if txn is None:
             if not self.delivery.put_at_once(outgoing, None):
                 await self.delivery.put(outgoing, None)
@@ -168,5 +173,7 @@ class AsyncProducer:
         key: str | None,
         properties: dict[str, str] | None,
         future: asyncio.Future[str] | concurrent.futures.Future[str],
+        deliver_at: datetime | None = None,
     ) -> Outgoing:
-        return Outgoing(key, *packed_message(value, key, properties), future)
+        deliver_at_ms = None if deliver_at is None else milliseconds("deliver_at", deliver_at)
+        return Outgoing(key, *packed_message(value, key, properties, deliver_at_ms), future)

@@ -30,7 +30,8 @@ COMPACTION_WAIT_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message. `value` is what was sent: anything that JSON can hold, or bytes. `message_id` is opaque.
-    `redelivery_count` is the number of times a subscription delivered it before."""
+    `redelivery_count` is the number of times a subscription delivered it before, and `deliver_at_ms` the time that its
+    producer has given for shared subscriptions."""
 
     topic: str
     message_id: str
@@ -40,10 +41,11 @@ class Message:
     publish_ms: int = 0
     txn_id: str | None = None
     redelivery_count: int = 0
+    deliver_at_ms: int | None = None
 
 
 _set = [vars(Message)[name].__set__ for name in Message.__slots__]
-_set_topic, _set_id, _set_value, _set_key, _set_properties, _set_publish_ms, _set_txn_id, _set_count = _set
+_set_topic, _set_id, _set_value, _set_key, _set_properties, _set_publish_ms, _set_txn_id, _set_count, _set_due = _set
 
 
 def _new_message(
@@ -54,6 +56,7 @@ def _new_message(
     properties: dict[str, str] | None,
     publish_ms: int,
     txn_id: str | None,
+    deliver_at_ms: int | None,
 ) -> Message:
     """As the class makes one, in half the time: that of a frozen class is slow, and there may be a million."""
     message = object.__new__(Message)
@@ -65,35 +68,49 @@ def _new_message(
     _set_publish_ms(message, publish_ms)
     _set_txn_id(message, txn_id)
     _set_count(message, 0)
+    _set_due(message, deliver_at_ms)
     return message
 
 
 def messages_in(topic: str, entry: PageEntry) -> list[Message]:
     """The messages of an entry, without those that were taken before."""
     frame, skip = entry.frame, entry.skip
-    keys, values, properties = messages_of(frame)
+    keys, values, properties, times_ms = messages_of(frame)
     ids = message_ids(entry.segment, frame.position, range(skip, len(values)))
     txn_id = str(frame.txn_id) if frame.txn_id is not None else None
     publish_ms = frame.publish_ms
     return [
-        _new_message(topic, message_id, value, key, named, publish_ms, txn_id)
-        for message_id, value, key, named in zip(ids, values[skip:], keys[skip:], properties[skip:], strict=True)
+        _new_message(topic, message_id, value, key, named, publish_ms, txn_id, time_ms)
+        for message_id, value, key, named, time_ms in zip(
+            ids, values[skip:], keys[skip:], properties[skip:], times_ms[skip:], strict=True
+        )
     ]
 
 
 def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Message:
     value = base64.b64decode(read.value_base64) if read.value_base64 is not None else read.value
     properties = dict(read.properties)
-    return Message(topic, read.message_id, value, read.key, properties, read.publish_ms, read.txn_id, redelivery_count)
+    return Message(
+        topic,
+        read.message_id,
+        value,
+        read.key,
+        properties,
+        read.publish_ms,
+        read.txn_id,
+        redelivery_count,
+        read.deliver_at_ms,
+    )
 
 
 def milliseconds(field: str, time: datetime) -> int:
-    """The time since 1970. Raises `InvalidArgument` without a time zone: the time of which clock would it be?"""
+    """The time since 1970, or 0 before it. Raises `InvalidArgument` without a time zone: the time of which clock would
+    it be?"""
     if time.tzinfo is None:
         raise InvalidArgument(
             f"{field}: {time} has no time zone", action="Use one like datetime.now(UTC).", field=field
         )
-    return int(time.timestamp() * 1000)
+    return max(0, int(time.timestamp() * 1000))
 
 
 class MessagePage(NamedTuple):

@@ -79,6 +79,8 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.txn.own_transactions.IDS_AT_ONCE": (1,),
     "participants.subscription.delivery_counts.ENTRIES_AHEAD": (1, 3),
     "participants.subscription.keyed_deliveries.LOOK_AHEAD": (1, 3, 20),
+    "participants.subscription.deliveries.MAX_LATER": (1, 5),
+    "participants.subscription.deliveries.DUE_AT_ONCE": (1, 3),
     "participants.subscription.segment_subscription.RECORDS_PER_APPLY": (1, 3),
     "participants.subscription.segment_subscription.RECORDS_PER_READ": (1, 5),
     "participants.topic.subscription.RECEIVE_BYTES": (1, 500),

@@ -203,6 +203,8 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: C
     oldest_ms = min((each.oldest_ms for each in found.segments if each.oldest_ms is not None), default=None)
     messages, size_bytes = sum(s.backlog for s in found.segments), sum(s.backlog_bytes for s in found.segments)
     backlog = f"{messages} messages, {size_text(size_bytes)}"
+    if delayed := sum(s.delayed for s in found.segments):
+        backlog += f", {delayed} of them to be delivered later"
     if oldest_ms is not None:
         backlog += f", the oldest published {duration(max(0, now_ms - oldest_ms))} ago"
     fields: dict[str, str | None] = {"subscription": found.name, "topic": found.topic}

@@ -30,6 +30,18 @@ def time_of(option: str, text: str, clock: Callable[[], float] = time.time) -> d
     return found
 
 
+def delivery_time(at: str | None, after: str | None, clock: Callable[[], float] = time.time) -> datetime | None:
+    """The time that `--deliver-at` or `--deliver-after` says. Raises `CliError`."""
+    if at is not None and after is not None:
+        raise CliError("--deliver-after: --deliver-at is another time. Give one of them.")
+    if after is not None:
+        delay = timedelta(milliseconds=milliseconds_of("--deliver-after", after))
+        return datetime.fromtimestamp(clock(), UTC) + delay
+    if at is not None and _LENGTH.fullmatch(at):
+        raise CliError(f"--deliver-at: {at!r} is a duration. Give a time, or --deliver-after {at}.")
+    return None if at is None else time_of("--deliver-at", at, clock)
+
+
 def milliseconds_of(option: str, text: str) -> int:
     """The duration that `text` says, such as `10m`. Raises `CliError`, which names the option."""
     if (found := _LENGTH.fullmatch(text)) is None:

@@ -30,7 +30,7 @@ from metatxn.cli.output import (
 )
 from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
 from metatxn.cli.progress import ProgressLine
-from metatxn.cli.times import TIME_HELP, time_of
+from metatxn.cli.times import DURATION_HELP, TIME_HELP, delivery_time, time_of
 from metatxn.cli.txn import full_id, named_values
 from metatxn.wire.broker import SegmentDetail, TopicInfo
 from metatxn.wire.names import TopicFormat
@@ -150,14 +150,22 @@ def produce(
         list[str] | None,
         typer.Option("--property", metavar="NAME=VALUE", help="A property of the messages. May be repeated."),
     ] = None,
+    deliver_at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="When shared subscriptions deliver the messages, as 2026-11-22T10:00:00Z."),
+    ] = None,
+    deliver_after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help=f"The same, from now on: {DURATION_HELP}.")
+    ] = None,
 ) -> None:
     """Send messages, and return when all of them are durable."""
+    due = delivery_time(deliver_at, deliver_after)
     messages = parsed_values(values if values else (line.rstrip("\n") for line in sys.stdin), text)
     named = named_values(properties)
     with session.connect() as client:
         inside = client.attach(full_id(txn)) if txn is not None else None
         with client.producer(topic) as producer:
-            futures = [producer.send(value, key, inside, named) for value in messages]
+            futures = [producer.send(value, key, inside, named, deliver_at=due) for value in messages]
         positions = [future.result() for future in futures]
     session.print_done({"sent": len(positions), "positions": positions}, f"sent {len(positions)}")
 
@@ -389,7 +397,8 @@ def as_object(message: metatxn.Message) -> dict[str, Any]:
         found["value_base64"] = base64.b64encode(message.value).decode()
     else:
         found["value"] = message.value
-    return found | {"properties": message.properties, "publish_ms": message.publish_ms, "txn_id": message.txn_id}
+    names = ("properties", "publish_ms", "txn_id", "deliver_at_ms")
+    return found | {name: getattr(message, name) for name in names}
 
 
 def shown(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future
+from datetime import datetime
 from typing import Any
 
 from metatxn.producer import AsyncProducer, Outgoing
@@ -45,17 +46,20 @@ class Producer(Facade[AsyncProducer]):
         key: str | None = None,
         txn: Transaction | None = None,
         properties: dict[str, str] | None = None,
+        *,
+        deliver_at: datetime | None = None,
     ) -> Future[str]:
         """Queue one message, waiting while too much is pending. The future returns the position of its entry once that
         is durable. A callback of the future must not wait for anything of this client.
 
-        `value` is anything that JSON can hold, or bytes. Raises `TypeError` or `ValueError` for a value that is not
-        JSON, `NotFound` for a topic that does not exist, and the transaction's first failure if it has one: such a
-        transaction cannot be committed.
+        `value` is anything that JSON can hold, or bytes. With `deliver_at`, a time with a time zone, shared and
+        key_shared subscriptions deliver the message at that time; others, and readers, do not wait. Raises `TypeError`
+        or `ValueError` for a value that is not JSON, `NotFound` for a topic that does not exist, and the transaction's
+        first failure if it has one: such a transaction cannot be committed.
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()  # a queued message cannot be withdrawn
-        outgoing = self._core.outgoing(value, key, properties, future)
+        outgoing = self._core.outgoing(value, key, properties, future, deliver_at)
         core = txn.core if txn is not None else None
         if core is not None:
             core.check_takes_operations()

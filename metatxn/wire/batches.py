@@ -6,8 +6,9 @@ The bytes are a record batch of Kafka's (see `record_batches`), one record for e
     key         UTF-8, or null
     value       the bytes, or the JSON in UTF-8; null stands for the JSON value null
     headers     the properties, in UTF-8
+    timestamp   when shared subscriptions deliver the message, or -1
 
-There are no times in it, because the entry has one, and its offsets say nothing. Encoding and decoding take well below
+The time of publishing is that of the entry, and the offsets say nothing. Encoding and decoding take well below
 a microsecond for each message, in Python, and a broker looks at the header and the checksum only.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
-from metatxn.wire.record_batches import decode_columns, encoded_varint, finished_batch, text_of
+from metatxn.wire.record_batches import HEADER, decode_columns, decoded_varint, encoded_varint, finished_batch, text_of
 
 BYTES, JSON = 0, 1
 """The attributes of a record."""
@@ -28,9 +29,12 @@ MAX_DEPTH = 198
 value."""
 UNREADABLE = "metatxn.unreadable"
 """The property of a message that cannot be read. It says why."""
+_LATEST = 8
+"""The field of the header with the highest timestamp."""
 _NULL, _NO_HEADERS = encoded_varint(-1), encoded_varint(0)
 _PREFIXES = (b"\0\0", b"\1\0")
-"""What a record begins with: its attributes, and the difference of its time."""
+"""What a record without a delivery time begins with: its attributes, and the difference of its time."""
+NO_TIME = -1
 _json_of_text = TypeAdapter(str).serializer.to_json
 _LISTS = TypeAdapter(list[Any], config=ConfigDict(cache_strings="keys"))
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
@@ -40,7 +44,9 @@ PackedMessage = tuple[bytes, bytes]
 """A message, encoded but for its place in a batch, which belongs between the two parts."""
 
 
-def packed_message(value: Any, key: str | None, properties: dict[str, str] | None) -> PackedMessage:
+def packed_message(
+    value: Any, key: str | None, properties: dict[str, str] | None, deliver_at_ms: int | None = None
+) -> PackedMessage:
     """Raises `TypeError` or `ValueError` for a value that is not JSON, or a key or properties that are not text."""
     if type(value) is str:
         raw, prefix = _json_of_text(value), _PREFIXES[JSON]
@@ -51,7 +57,10 @@ def packed_message(value: Any, key: str | None, properties: dict[str, str] | Non
     encoded_key = _NULL if key is None else _sized(str.encode(key))
     encoded_size = _NULL if value is None else encoded_varint(len(raw))
     headers = _NO_HEADERS if not properties else _headers_of(properties)
-    return prefix, b"".join((encoded_key, encoded_size, raw, headers))
+    content = b"".join((encoded_key, encoded_size, raw, headers))
+    if deliver_at_ms is None:
+        return prefix, content
+    return prefix[:1] + encoded_varint(deliver_at_ms - NO_TIME), content
 
 
 def _json_of(value: Any) -> bytes:
@@ -83,12 +92,14 @@ def _headers_of(properties: dict[str, str]) -> bytes:
 def pack_batch(records: Iterable[PackedMessage]) -> tuple[bytes, int]:
     """The batch of at least one record, and their number."""
     parts: list[bytes] = []
-    number = 0
+    number, latest_ms = 0, NO_TIME
     for prefix, content in records:
         offset = encoded_varint(number)
-        parts += (encoded_varint(len(offset) + len(content) + 2), prefix, offset, content)
+        parts += (encoded_varint(len(prefix) + len(offset) + len(content)), prefix, offset, content)
         number += 1
-    return finished_batch(b"".join(parts), number, -1, -1), number
+        if prefix[1]:
+            latest_ms = max(latest_ms, NO_TIME + decoded_varint(prefix, 1)[0])
+    return finished_batch(b"".join(parts), number, NO_TIME, latest_ms), number
 
 
 class MessageColumns(NamedTuple):
@@ -97,20 +108,28 @@ class MessageColumns(NamedTuple):
     keys: Sequence[str | None]
     values: Sequence[Any]
     properties: Sequence[dict[str, str] | None]
+    deliver_at_ms: Sequence[int | None]
+
+
+def has_delivery_times(payload: bytes | memoryview) -> bool:
+    """Whether a message of the batch has a delivery time. Only the header is looked at."""
+    return bool(HEADER.unpack_from(payload)[_LATEST] != NO_TIME)
 
 
 def unpack_batch(payload: bytes | memoryview, count: int) -> MessageColumns:
     """The messages of an entry that counts as so many. If it cannot be read, each has a property that says why."""
     try:
-        flags, _, raw_keys, values, headers = decode_columns(payload)
+        flags, times, raw_keys, values, headers = decode_columns(payload)
         if len(values) != count:
             raise ValueError(f"the batch has {len(values)} records, and counts as {count}")
     except ValueError as error:
         unreadable = {UNREADABLE: str(error)}
-        return MessageColumns([None] * count, [None] * count, [dict(unreadable) for _ in range(count)])
+        nothing = [None] * count
+        return MessageColumns(nothing, nothing, [dict(unreadable) for _ in range(count)], nothing)
     keys = [None if key is None else text_of(key) for key in raw_keys]
     properties = [None if not each else {name: text_of(text or b"") for name, text in each} for each in headers]
-    return MessageColumns(keys, _values(flags, values), properties)
+    delivery = [None if each < 0 else each for each in times] if has_delivery_times(payload) else [None] * count
+    return MessageColumns(keys, _values(flags, values), properties, delivery)
 
 
 def _values(flags: Sequence[int], values: Sequence[bytes | None]) -> list[Any]:

@@ -70,6 +70,8 @@ MAX_REDELIVERY_MS = 86_400_000
 """The longest time until a message is redelivered: a day."""
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
+MAX_DELAY_MS = 31_536_000_000
+"""The longest time until a message is delivered: a year."""
 _FIRST_MESSAGE = "WyJzZWdtZW50Oi8vcHVibGljL2RlZmF1bHQvb3JkZXJzLzAwMDAtZmZmZi0wIiwiNzoxMiIsMF0"
 
 
@@ -392,12 +394,14 @@ class PublishAnswer(BaseModel):
 
 
 class Message(RequestBody):
-    """A message carries exactly one of `value` and `value_base64`."""
+    """A message carries exactly one of `value` and `value_base64`. Shared subscriptions deliver it at `deliver_at_ms`
+    or later."""
 
     key: Text | None = None
     value: Any = None
     value_base64: Text | None = None
     properties: dict[Text, Text] | None = None
+    deliver_at_ms: Annotated[int, Field(ge=0, le=MAX_TIME_MS)] | None = None
 
     @field_validator("value_base64")
     @classmethod
@@ -416,6 +420,27 @@ class Message(RequestBody):
         return self
 
 
+class NewMessage(Message):
+    """With `deliver_after_ms`, which excludes `deliver_at_ms`, the time begins when the broker gets the message."""
+
+    deliver_after_ms: Annotated[int, Field(ge=0, le=MAX_DELAY_MS)] | None = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> NewMessage:
+        if self.deliver_at_ms is not None and self.deliver_after_ms is not None:
+            raise ValueError("give one of `deliver_at_ms` and `deliver_after_ms`")
+        return self
+
+    def at(self, now_ms: int) -> Message:
+        """The message, with the time of its delivery."""
+        if "deliver_after_ms" not in self.model_fields_set:
+            return self
+        fields = {name: getattr(self, name) for name in self.model_fields_set if name in Message.model_fields}
+        if self.deliver_after_ms is not None:
+            fields["deliver_at_ms"] = now_ms + self.deliver_after_ms
+        return Message.model_construct(**fields)
+
+
 class PublishMessagesRequest(RequestBody):
     model_config = example(
         messages=[
@@ -426,7 +451,7 @@ class PublishMessagesRequest(RequestBody):
         sequence=0,
     )
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[NewMessage], Field(min_length=1, max_length=10_000)]
     producer: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)] | None = None
     sequence: Annotated[int, Field(ge=0, le=2**53 - 1)] | None = None
 
@@ -447,6 +472,7 @@ class ReadMessage(BaseModel):
     properties: dict[str, str] = {}
     publish_ms: int
     txn_id: str | None = None
+    deliver_at_ms: int | None = None
 
 
 class ReadMessagesAnswer(BaseModel):
@@ -531,8 +557,9 @@ class SubscriptionSegment(BaseModel):
     those that an open transaction has acknowledged; they are not among the `unacked`. `held` are, by consumer, those
     that it was given and that are not acknowledged, or only in an open transaction. Everything up to the entry
     `mark_delete` is acknowledged; `backlog_bytes` is the size of what readers can see after it, and `oldest_ms` is
-    when the first of that was published. `blocking` is the first message that others wait for, if any do. `attached`
-    are, by name, the consumers that are connected to the owner of the segment itself, with what each of them holds."""
+    when the first of that was published. `blocking` is the first message that others wait for, if any do. `delayed`
+    are those of the `backlog` whose delivery time has not come, as far as they were read. `attached` are, by name, the
+    consumers that are connected to the owner of the segment itself, with what each of them holds."""
 
     model_config = example(**SUBSCRIPTION_SEGMENT)
 
@@ -543,6 +570,7 @@ class SubscriptionSegment(BaseModel):
     pending_acks: dict[str, int]
     blocking: BlockingMessage | None = None
     held: dict[str, int] = {}
+    delayed: int = 0
     backlog_bytes: int = 0
     oldest_ms: int | None = None
     attached: dict[str, int] = {}

@@ -24,7 +24,7 @@ def messages_of(frame: Entry) -> MessageColumns:
         case PayloadKind.PULSAR:
             return _columns(pulsar_bodies(frame.payload, frame.count))
         case PayloadKind.BYTES:
-            return MessageColumns([None], [bytes(frame.payload)], [None])
+            return MessageColumns([None], [bytes(frame.payload)], [None], [None])
         case PayloadKind.ARROW:
             return _columns(rows_of(frame.payload))
 
@@ -34,6 +34,7 @@ def _columns(bodies: list[dict[str, Any]]) -> MessageColumns:
         [body.get("key") for body in bodies],
         [_value_of(body) for body in bodies],
         [body.get("properties") for body in bodies],
+        [body.get("deliver_at_ms") for body in bodies],
     )
 
 

@@ -21,7 +21,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from metatxn.wire.batches import UNREADABLE
@@ -44,18 +44,22 @@ Fields = dict[int, list[int | memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class PulsarMessage:
-    """`value` is None if its producer says that it is null."""
+    """`value` is None if its producer says that it is null. `deliver_at_ms` is the same for all of an entry."""
 
     key: str | None
     value: bytes | None
     properties: tuple[tuple[str, str], ...] = ()
+    deliver_at_ms: int | None = None
 
     def body(self) -> dict[str, Any]:
-        """The message in our form: `key`, `value` or `value_base64` as bytes under `raw`, and `properties`.
+        """The message in our form: `key`, `value` or `value_base64` as bytes under `raw`, `properties`, and its time if
+        it has one.
 
         A value is JSON if its property says so, and otherwise bytes.
         """
         body: dict[str, Any] = {"key": self.key, "properties": dict(self.properties)}
+        if self.deliver_at_ms is not None:
+            body["deliver_at_ms"] = self.deliver_at_ms
         if self.value is None:
             return body | {"value": None}
         if body["properties"].get(CONTENT_TYPE) == JSON_TYPE:
@@ -78,10 +82,23 @@ def decode_pulsar(entry: bytes | memoryview) -> list[PulsarMessage]:
             raise ValueError(f"it is part {_number(metadata, _CHUNK_ID) + 1} of {chunks} of a message")
         payload = _decompressed(view[METADATA_FROM + size :], metadata)
         if _NUMBER_OF_MESSAGES in metadata:
-            return list(_batch(payload, _number(metadata, _NUMBER_OF_MESSAGES)))
-        return [_message(metadata, _OF_ENTRY, payload)]
+            messages = list(_batch(payload, _number(metadata, _NUMBER_OF_MESSAGES)))
+        else:
+            messages = [_message(metadata, _OF_ENTRY, payload)]
+        time_ms = _time(metadata)
+        return messages if time_ms is None else [replace(each, deliver_at_ms=time_ms) for each in messages]
     except (struct.error, IndexError, UnicodeDecodeError, binascii.Error, OSError, zlib.error) as error:
         raise ValueError(f"it cannot be read: {error}") from error
+
+
+def delivery_time_of(entry: bytes | memoryview) -> int | None:
+    """When shared subscriptions deliver the messages of an entry, if it says so and can be read."""
+    view = memoryview(entry)
+    try:
+        (size,) = _SIZE.unpack_from(view, CHECKED_FROM)
+        return _time(_fields(_piece(view, METADATA_FROM, size)))
+    except (struct.error, IndexError, ValueError):
+        return None
 
 
 def pulsar_bodies(entry: bytes | memoryview, count: int) -> list[dict[str, Any]]:
@@ -108,7 +125,8 @@ class _Numbers:
 _OF_ENTRY = _Numbers(4, 6, 17, 25)
 _IN_BATCH = _Numbers(1, 2, 6, 9)
 _COMPRESSION, _UNCOMPRESSED_SIZE, _NUMBER_OF_MESSAGES, _ENCRYPTION_KEYS, _CHUNKS, _CHUNK_ID = 8, 9, 11, 13, 27, 29
-_PAYLOAD_SIZE = 3
+_PAYLOAD_SIZE, _DELIVER_AT = 3, 19
+_NEGATIVE = 1 << 63
 
 
 def _batch(payload: memoryview, number: int) -> Iterator[PulsarMessage]:
@@ -158,6 +176,12 @@ def _fields(message: int | memoryview) -> Fields:
                 raise ValueError(f"a field has the unknown type {tag & 7}")
         found.setdefault(tag >> 3, []).append(value)
     return found
+
+
+def _time(metadata: Fields) -> int | None:
+    """The delivery time. A negative one is long over."""
+    time_ms = _number(metadata, _DELIVER_AT)
+    return time_ms if 0 < time_ms < _NEGATIVE else None
 
 
 def _number(fields: Fields, number: int) -> int:

@@ -197,7 +197,7 @@ def _columns(data: bytes, number: int, base_ms: int) -> Columns:
 
 
 def _headers(data: bytes, at: int) -> tuple[RecordHeaders, int]:
-    number, at = _varint(data, at)
+    number, at = decoded_varint(data, at)
     found = []
     for _ in range(number):
         name, at = _bytes(data, at)
@@ -207,7 +207,7 @@ def _headers(data: bytes, at: int) -> tuple[RecordHeaders, int]:
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
-    size, at = _varint(data, at)
+    size, at = decoded_varint(data, at)
     if size < 0:
         return None, at
     if at + size > len(data):
@@ -215,7 +215,7 @@ def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
     return data[at : at + size], at + size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def decoded_varint(data: bytes, at: int) -> tuple[int, int]:
     value, at = _long(data, at)
     return (value >> 1) ^ -(value & 1), at
 

@@ -414,7 +414,9 @@ def _message_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
             raise errors.InvalidArgument("sequence: needs a `producer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
         options = PublishOptions(txn_id, request.producer, request.sequence, shown)
-        return PublishMessagesAnswer(message_ids=await messages.publish(topic, request.messages, options))
+        now_ms = broker.clock()
+        sent = [message.at(now_ms) for message in request.messages]
+        return PublishMessagesAnswer(message_ids=await messages.publish(topic, sent, options))
 
     @api.get(
         "/v1/topics/{topic}/messages",

@@ -28,7 +28,7 @@ from participants.api.subscription_requests import (
 )
 from participants.broker.broker import Broker
 from participants.subscription.home import Home
-from participants.subscription.share import TakeRequest
+from participants.subscription.share import TakeRequest, WaitRequest
 from participants.subscription.taking import Taker
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.topic.subscriptions import Subscriptions
@@ -77,7 +77,8 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         """Wait until one of the segments has a message to deliver."""
         share = await subscriptions.share(topic, subscription, request.segments, request.incarnation)
         taker = None if request.session is None else Taker(request.session, tuple(request.sessions or ()))
-        await share.wait(request.segments, request.wait_ms / 1000, taker)
+        wanted = WaitRequest(tuple(request.segments), taker, tuple(request.ended or ()))
+        await share.wait(wanted, request.wait_ms / 1000)
         return Response(status_code=204)
 
 

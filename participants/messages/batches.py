@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metatxn.wire import errors
-from metatxn.wire.batches import JSON
+from metatxn.wire.batches import JSON, has_delivery_times
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES
 from metatxn.wire.record_batches import (
     CODECS,
@@ -54,6 +54,8 @@ def _checked(payload: bytes) -> int:
 
 def for_kafka(payload: bytes, now_ms: int) -> bytes:
     """A batch of messages as Kafka's clients read it: a header says which values are JSON. Raises INVALID_ARGUMENT."""
+    if has_delivery_times(payload):
+        raise no_delivery_times()
     try:
         flags, _, keys, values, headers = decode_columns(payload)
     except ValueError as error:
@@ -64,6 +66,15 @@ def for_kafka(payload: bytes, now_ms: int) -> bytes:
             KafkaRecord(key, value, (*named, is_json) if flag & JSON and value is not None else named, now_ms)
             for flag, key, value, named in zip(flags, keys, values, headers, strict=True)
         ]
+    )
+
+
+def no_delivery_times() -> errors.MetatxnError:
+    """The error for a message with a delivery time in a topic of Kafka's."""
+    return errors.InvalidArgument(
+        "deliver_at_ms: topics with the format kafka have no delayed messages",
+        action="Publish to a topic without this format.",
+        field="deliver_at_ms",
     )
 
 

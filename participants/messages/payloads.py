@@ -21,7 +21,7 @@ from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, Frame, PayloadKind, Ra
 from metatxn.wire.names import message_ids
 from metatxn.wire.record_batches import CONTENT_TYPE, JSON_TYPE, KafkaRecord, bodies_of
 from metatxn.wire.rows import KEY_COLUMN, plain_values, rows_of
-from participants.messages.batches import encode_batch
+from participants.messages.batches import encode_batch, no_delivery_times
 from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
 
 _MESSAGES = TypeAdapter(list[Message])
@@ -153,12 +153,12 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
 
 def _batch_bodies(batch: Entry, indexes: Sequence[int]) -> list[dict[str, Any]]:
     """A value that was accepted unseen, and that JSON cannot express, is answered with its reason."""
-    keys, values, properties = messages_of(batch)
+    keys, values, properties, deliver_at_ms = messages_of(batch)
     found = [values[index] for index in indexes]
     problems = _problems([value for value in found if not isinstance(value, bytes)])
     bodies = []
     for index, value in zip(indexes, found, strict=True):
-        body = {"key": keys[index], "properties": properties[index]}
+        body = {"key": keys[index], "properties": properties[index], "deliver_at_ms": deliver_at_ms[index]}
         if isinstance(value, bytes):
             body["value_base64"] = base64.b64encode(value).decode()
         elif problems and (problem := _problems([value])):
@@ -173,9 +173,11 @@ def batch_as_json(batch: Entry) -> bytes:
     """The messages of a batch as a payload of the kind `MESSAGES`."""
     members = ("key", "value", "value_base64", "properties")
     bodies = _batch_bodies(batch, range(batch.count))
-    return json.dumps(
-        [{name: body[name] for name in members if name in body} for body in bodies], separators=(",", ":")
-    ).encode()
+    texts = [{name: body[name] for name in members if name in body} for body in bodies]
+    for text, body in zip(texts, bodies, strict=True):
+        if body["deliver_at_ms"] is not None:
+            text["deliver_at_ms"] = body["deliver_at_ms"]
+    return json.dumps(texts, separators=(",", ":")).encode()
 
 
 def with_json(frame: RawFrame) -> RawFrame:
@@ -198,9 +200,11 @@ def entry_for_all_releases(batch: Entry) -> Entry:
 
 def as_batch(messages: Sequence[Message], now_ms: int) -> bytes:
     """The messages as a record batch of Kafka's. A value that is not bytes becomes JSON, and a header says so.
-    Raises INVALID_ARGUMENT if there is none."""
+    Raises INVALID_ARGUMENT if there is none, or one with a delivery time."""
     if not messages:
         raise errors.InvalidArgument("messages: a record batch has at least one", field="messages")
+    if any(message.deliver_at_ms is not None for message in messages):
+        raise no_delivery_times()
     return encode_batch([_as_record(message, now_ms) for message in messages])
 
 
@@ -248,7 +252,7 @@ def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
 
 
 def _keyed_in_batch(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
-    keys, values, _ = messages_of(frame)
+    keys, values, _, _ = messages_of(frame)
     for start in range(0, frame.count, PIECE_ITEMS):
         piece = zip(count(start), keys[start : start + PIECE_ITEMS], values[start : start + PIECE_ITEMS])
         yield [(index, key, value is None or value == b"") for index, key, value in piece if key is not None]

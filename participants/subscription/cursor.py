@@ -78,6 +78,10 @@ class Cursor:
     def covers(self, span: Span) -> bool:
         return span.end <= self.mark_delete or self._acked.covers(span)
 
+    def next_left(self, place: Place) -> Place:
+        """The first place at or after this one that is not acknowledged."""
+        return self._acked.end_of(max(place, self.mark_delete))
+
     def gaps(self, span: Span) -> Iterator[Span]:
         """The parts of `span` that are not acknowledged, in order."""
         at = max(span.start, self.mark_delete)

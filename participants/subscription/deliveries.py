@@ -5,12 +5,15 @@ There is no I/O and no clock: the time is passed in, in seconds. Messages are re
 Everything before that is acknowledged, or outstanding in one of these states:
 
     held by a consumer ──returned──▶ delayed ──ripe──▶ waiting for redelivery ──▶ held …
-         │       ▲                      │                    │         ▲
-         └───────┴──── PENDING_ACK ─────┴────────────────────┘         perhaps delivered by an earlier owner
+         │       ▲                      │                    │         ▲ ▲
+         └───────┴──── PENDING_ACK ─────┴────────────────────┘         │ perhaps delivered by an earlier owner
+                                              later ──its time came────┘
 
 PENDING_ACK is decided by `PendingAcks`, not here: such a message is neither held, delayed nor waiting. What a consumer
 has held for the ack timeout returns by itself (`ripen`), and what returns may be delayed first, by the back-off of its
 subscription. A message that was returned more often than `max_redeliveries` does not wait: it is reported as dead.
+What is to be delivered *later*, at a time that its producer has given, is put aside when it is read. These times are of
+the wall clock, in milliseconds; all others are of a clock that is never set.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ from participants.subscription.redelivery import Redelivery
 
 MAX_OUTSTANDING = 50_000
 """The most unacknowledged messages of one segment. No more are read then, which bounds the memory."""
+MAX_LATER = 100_000
+"""The most messages beside them whose time has not come. Each takes some 400 bytes of memory."""
+DUE_AT_ONCE = 1_000
+"""If more messages become due at the same time, they do so in several turns of the event loop."""
 
 
 @dataclass(slots=True)
@@ -45,6 +52,8 @@ class Delivery:
     """How often it returned only because an earlier message of its key did."""
     key: int | None = None
     """The hash of its key, where consumers get messages by key."""
+    due_ms: int | None = None
+    """Until that time it is not delivered, and nobody was given it."""
     at_s: float | None = None
     """While it is held: when it returns by itself. Otherwise it is delayed: when it may be delivered again."""
 
@@ -61,6 +70,8 @@ class Deliveries:
         """Keyed by consumer."""
         self._timed: SortedSet[tuple[float, Place]] = SortedSet()
         """The messages to which something happens at a time, see `Delivery.at_s`."""
+        self._later: SortedSet[tuple[int, Place]] = SortedSet()
+        """The messages whose time has not come."""
         self._ahead: set[Place] = set()
         """The messages that wait, and that this owner has never delivered to anybody."""
 
@@ -70,22 +81,34 @@ class Deliveries:
 
     @property
     def full(self) -> bool:
-        return len(self._outstanding) >= MAX_OUTSTANDING
+        return len(self._outstanding) - self.not_due >= MAX_OUTSTANDING or self.far_ahead
+
+    @property
+    def not_due(self) -> int:
+        """The number of messages whose time has not come."""
+        return len(self._later)
 
     @property
     def far_ahead(self) -> bool:
-        """Whether as many messages as allowed were read and have never been delivered to anybody."""
+        """Whether as many messages as allowed were read and cannot be delivered to anybody yet."""
+        return self.not_due >= MAX_LATER
+
+    @property
+    def crowded(self) -> bool:
+        """Whether nothing more may become due, because too much waits for its consumers."""
         return False
 
     @property
     def undelivered(self) -> int:
         """The number of messages that were read and that this owner has never delivered to anybody."""
-        return len(self._ahead)
+        return len(self._ahead) + self.not_due
 
     def waits(self, span: Span) -> bool:
         """Whether a message of `span` has to be delivered before it can be acknowledged in a transaction. What has
         returned does not: its last consumer may still acknowledge it."""
-        return any(place in self._ahead for place in self._within(span)) if self._ahead else False
+        if not self.undelivered:
+            return False
+        return any(place in self._ahead or self._outstanding[place].due_ms is not None for place in self._within(span))
 
     def items(self) -> Iterable[tuple[Place, Delivery]]:
         return self._outstanding.items()
@@ -115,16 +138,21 @@ class Deliveries:
         self._hold(place, delivery, consumer, at_s=self._redelivery.returns_at(now_s))
         return delivery.times - 1
 
-    def pass_over(self, place: Place, size: int, key: int | None = None) -> None:
-        """Record a message that is PENDING_ACK when it is read for the first time: it was delivered by an earlier
-        owner."""
-        self._enter(place, Delivery(size, max(1, self._counts.given_before(place)), key=key))
+    def put_off(self, place: Place, size: int, due_ms: int, key: int | None = None) -> None:
+        """A message that was read and is delivered at this time, or later."""
+        self._enter(place, Delivery(size, 0, key=key, due_ms=due_ms))
+        self._hold(place, self._outstanding[place], None, waiting=True)
 
-    def come_back(self, place: Place, size: int, key: int | None = None) -> bool:
-        """A message that an earlier owner has perhaps delivered waits for redelivery. Returns whether it is dead,
-        because it was delivered too often."""
+    def pass_over(self, place: Place, size: int, key: int | None = None, due_ms: int | None = None) -> None:
+        """Record a message that is PENDING_ACK when it is read for the first time: it was delivered by an earlier
+        owner, or acknowledged for all."""
+        self._enter(place, Delivery(size, max(1, self._counts.given_before(place)), key=key, due_ms=due_ms))
+
+    def come_back(self, place: Place, size: int, key: int | None = None, due_ms: int | None = None) -> bool:
+        """A message that an earlier owner has perhaps delivered waits for redelivery, or until its time. Returns
+        whether it is dead, because it was delivered too often."""
         times = self._counts.given_before(place)
-        self._enter(place, Delivery(size, times, times, key=key))
+        self._enter(place, Delivery(size, times, times, key=key, due_ms=due_ms))
         return bool(self.returned([place]))
 
     def _enter(self, place: Place, delivery: Delivery) -> None:
@@ -207,6 +235,26 @@ class Deliveries:
         return dead
 
     @property
+    def next_due_ms(self) -> int | None:
+        """When the time of a message comes, if it may become due then."""
+        return self._later[0][0] if self._later and not self.crowded else None
+
+    def become_due(self, now_ms: int) -> bool:
+        """Messages whose time has come wait for delivery, up to `DUE_AT_ONCE` of them. Returns whether there are
+        any."""
+        moved = 0
+        while moved < DUE_AT_ONCE and (due_ms := self.next_due_ms) is not None and due_ms <= now_ms:
+            _, place = self._later.pop(0)
+            delivery = self._outstanding[place]
+            delivery.due_ms = None
+            self._due(place, delivery)
+            moved += 1
+        return moved > 0
+
+    def _due(self, place: Place, delivery: Delivery) -> None:
+        self._hold(place, delivery, None, waiting=True)
+
+    @property
     def next_s(self) -> float | None:
         """When there is something to `ripen`."""
         return self._timed[0][0] if self._timed else None
@@ -226,9 +274,10 @@ class Deliveries:
         return overdue
 
     def _has_returned(self, place: Place) -> bool:
-        """Whether the message waits for redelivery, or is delayed until it may."""
+        """Whether the message waits for delivery, or is delayed until it may."""
         delivery = self._outstanding[place]
-        return place in self._waiting or (delivery.consumer is None and delivery.at_s is not None)
+        delayed = delivery.consumer is None and (delivery.at_s is not None or delivery.due_ms is not None)
+        return place in self._waiting or delayed
 
     def _hold(
         self,
@@ -239,7 +288,11 @@ class Deliveries:
         waiting: bool = False,
         at_s: float | None = None,
     ) -> None:
-        """Assign the message to this consumer, or to nobody; then it may wait for redelivery, from `at_s` on."""
+        """Assign the message to this consumer, or to nobody; then it may wait for delivery, from `at_s` or its time
+        on."""
+        if delivery.due_ms is not None:
+            (self._later.add if waiting else self._later.discard)((delivery.due_ms, place))
+            return
         if delivery.at_s is not None:
             self._timed.discard((delivery.at_s, place))
         if at_s is not None:

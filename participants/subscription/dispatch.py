@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
+from participants.messages.delivery_times import delivery_times
 from participants.messages.payloads import message_count
 from participants.segment.segment import Segment
 from participants.subscription.cursor import Cursor
@@ -36,6 +37,8 @@ from participants.subscription.ranges import RangeSet
 from participants.subscription.taking import FIRST_ATTACHED, Chosen, DeliveredMessage, Taker, Taking, share_bytes
 
 READ_BYTES = 1 << 20
+LOOK_AT_CLOCK_S = 60.0
+"""How long a message may be late if the wall clock is set forward."""
 LOOK_BYTES = 1 << 16
 """Read at once to find the first entry that is not hidden."""
 
@@ -87,12 +90,14 @@ class Dispatch:
         view: IsolatedView,
         counts: DeliveryCounts | None,
         *,
+        delays: bool,
         assert_serving: Callable[[], None],
         on_dead: Callable[[Sequence[Place]], None],
         persist: Callable[[], Awaitable[None]],
     ) -> None:
-        """`name` is that of the subscription. `on_dead` is called with messages that were delivered too often. `counts`
-        are made durable by `persist`; None: deliveries are counted in memory only."""
+        """`name` is that of the subscription. With `delays` messages are delivered at the times that their producers
+        have given. `on_dead` is called with messages that were delivered too often. `counts` are made durable by
+        `persist`; None: deliveries are counted in memory only."""
         self._segment = segment
         self._name = name
         self._cursor = cursor
@@ -101,6 +106,7 @@ class Dispatch:
         self._message_counts = message_counts
         self._view = view
         self._stored_counts = counts
+        self._delays = delays
         self._assert_serving = assert_serving
         self._on_dead = on_dead
         self._persist = persist
@@ -152,6 +158,8 @@ class Dispatch:
             self._assert_serving()
             if not self.admits(taking.taker.session):
                 return
+            if self._deliveries.become_due(self._segment.clock()):
+                self._segment.changed.notify()  # they may be more than this consumer takes
             try:
                 await self._give_again(taking)
                 more = True
@@ -195,6 +203,7 @@ class Dispatch:
         at = self._skip_to(
             max(self._deliveries.next_read, self._cursor.mark_delete), Place.behind(self._segment.ledgers.start)
         )
+        at = self._cursor.next_left(at)
         try:
             page = await self._view.page(at.read_after, READ_BYTES)
         except errors.PositionTrimmed:
@@ -210,11 +219,11 @@ class Dispatch:
             if not taking.room:
                 return True
             await self._announce(frame, taking.room)
-            size = message_count(frame)
+            size, due_ms = message_count(frame), self._times_of(frame)
             while (
                 at.position == frame.position and at.message < size and taking.room and not self._deliveries.far_ahead
             ):
-                at = self._next_of_entry(frame, at, taking)
+                at = self._next_of_entry(frame, at, taking, due_ms)
             if at.position == frame.position and at.message < size:
                 self._deliveries.next_read = at
                 return True
@@ -222,18 +231,28 @@ class Dispatch:
         self._deliveries.next_read = self._skip_to(at, Place.behind(page.next))
         return not page.end
 
-    def _next_of_entry(self, frame: RawFrame, at: Place, taking: Taking) -> Place:
+    def _times_of(self, frame: RawFrame) -> Mapping[int, int]:
+        """Which messages of an entry, by their indexes, are delivered later, and when."""
+        times = delivery_times(frame) if self._delays else None
+        if times is None:
+            return {}
+        now_ms = self._segment.clock()
+        return {index: time_ms for index, time_ms in enumerate(times) if time_ms is not None and time_ms > now_ms}
+
+    def _next_of_entry(self, frame: RawFrame, at: Place, taking: Taking, due_ms: Mapping[int, int]) -> Place:
         """Deliver messages of an entry, from `at` on, as far as there is room. Returns the place after them."""
         position, size, room = frame.position, message_count(frame), taking.room
         indexes: list[int] = []
         index = at.message
-        while index < size and len(indexes) < room:
+        while index < size and len(indexes) < room and not self._deliveries.far_ahead:
             place = Place(position.ledger, position.entry, index)
             if place not in self._cursor:
-                if self._pending.holder(place) is None:
-                    indexes.append(index)
+                if self._pending.holder(place) is not None:
+                    self._deliveries.pass_over(place, size, due_ms=due_ms.get(index))
+                elif index in due_ms:
+                    self._deliveries.put_off(place, size, due_ms[index])
                 else:
-                    self._deliveries.pass_over(place, size)
+                    indexes.append(index)
             index += 1
         self._give(frame, indexes, taking)
         return Place.behind(position) if index == size else at._replace(message=index)
@@ -300,9 +319,10 @@ class Dispatch:
         dead: list[Place] = []
         for frame in frames:
             at = self._skip_to(at, Place.at(frame.position))
-            size, keys = message_count(frame), self._keys_of(frame)
+            size, keys, due_ms = message_count(frame), self._keys_of(frame), self._times_of(frame)
             while at.position == frame.position and at.message < size and not self._deliveries.far_ahead:
-                if self._come_back(at, size, keys[at.message] if keys is not None else None):
+                key = keys[at.message] if keys is not None else None
+                if self._come_back(at, size, key, due_ms.get(at.message)):
                     dead.append(at)
                 at = Place.behind(frame.position) if at.message + 1 == size else at._replace(message=at.message + 1)
             if at.position == frame.position and at.message < size:
@@ -312,14 +332,14 @@ class Dispatch:
         if dead:
             self._on_dead(dead)
 
-    def _come_back(self, place: Place, size: int, key: int | None) -> bool:
+    def _come_back(self, place: Place, size: int, key: int | None, due_ms: int | None) -> bool:
         """Returns whether the message was delivered too often."""
         if place in self._cursor:
             return False
         if self._pending.holder(place) is not None:
-            self._deliveries.pass_over(place, size, key)
+            self._deliveries.pass_over(place, size, key, due_ms)
             return False
-        return self._deliveries.come_back(place, size, key)
+        return self._deliveries.come_back(place, size, key, due_ms)
 
     def _keys_of(self, frame: RawFrame) -> Sequence[int] | None:
         """The hashes of the keys of an entry's messages, where messages are delivered by key."""
@@ -402,14 +422,21 @@ class Dispatch:
         return []
 
     def _set_timer(self) -> None:
-        """Act when the first of the messages was held for too long, or delayed for long enough."""
+        """Act when the first of the messages was held for too long, or delayed for long enough, or when the time of the
+        first one comes. The wall clock may be set meanwhile, so it is looked at again now and then."""
         self.close()
+        loop, times_s = asyncio.get_running_loop(), []
         if (at_s := self._deliveries.next_s) is not None:
-            self._timer = asyncio.get_running_loop().call_at(at_s, self._on_time)
+            times_s.append(at_s)
+        if (due_ms := self._deliveries.next_due_ms) is not None:
+            times_s.append(loop.time() + min((due_ms - self._segment.clock()) / 1000, LOOK_AT_CLOCK_S))
+        if times_s:
+            self._timer = loop.call_at(min(times_s), self._on_time)
 
     def _on_time(self) -> None:
         with suppress(errors.MetatxnError):  # whoever serves the segment now redelivers everything
             self._assert_serving()
+            self._deliveries.become_due(self._segment.clock())
             overdue = self._deliveries.ripen(asyncio.get_running_loop().time())
             self.give_back([place for place in overdue if self._pending.holder(place) is None], failed=True)
 

@@ -5,6 +5,8 @@ or has earlier messages of it. They wait like those that have returned:
 
     read ahead ──▶ waiting ──▶ held by a consumer …
 
+What is to be delivered later takes part in the order of its key once its time has come, at its place.
+
 A key counts by its hash, so two keys with the same hash are treated as one. It is *held* by whoever has a message of it
 that does not wait: a consumer, or nobody that is known here, for a message that is PENDING_ACK in a transaction whose
 consumer is gone, or that is on its way to the dead-letter topic. Only a consumer that alone holds the key, or that
@@ -46,11 +48,11 @@ class KeyedDeliveries(Deliveries):
         self._keys: dict[int, _Key] = {}
 
     @property
-    def full(self) -> bool:
-        return super().full or self.far_ahead
+    def far_ahead(self) -> bool:
+        return super().far_ahead or self.crowded
 
     @property
-    def far_ahead(self) -> bool:
+    def crowded(self) -> bool:
         return len(self._ahead) >= LOOK_AHEAD
 
     def waits(self, span: Span) -> bool:
@@ -68,11 +70,20 @@ class KeyedDeliveries(Deliveries):
 
     def _enter(self, place: Place, delivery: Delivery) -> None:
         if place not in self._outstanding:
-            assert delivery.key is not None
             self._outstanding[place] = delivery
-            found = self._keys.setdefault(delivery.key, _Key())
-            found.places.add(place)
-            found.holders[None] += 1
+            if delivery.due_ms is None:
+                self._line_up(place, delivery)
+
+    def _due(self, place: Place, delivery: Delivery) -> None:
+        self._line_up(place, delivery)
+        super()._due(place, delivery)
+
+    def _line_up(self, place: Place, delivery: Delivery) -> None:
+        """The message takes part in the order of its key, from its place or its time on."""
+        assert delivery.key is not None
+        found = self._keys.setdefault(delivery.key, _Key())
+        found.places.add(place)
+        found.holders[None] += 1
 
     # -- whose turn it is --------------------------------------------------------------------------------------
 
@@ -121,6 +132,7 @@ class KeyedDeliveries(Deliveries):
         last = {
             self._outstanding[place].key: place
             for place in sorted(each for span in spans for each in self._within(span))
+            if self._outstanding[place].due_ms is None
         }
         return {
             place
@@ -137,7 +149,7 @@ class KeyedDeliveries(Deliveries):
         first: dict[int, Place] = {}
         for place in places:
             known = self._outstanding.get(place)
-            if known is not None and known.key is not None:
+            if known is not None and known.key is not None and known.due_ms is None:
                 first[known.key] = min(place, first.get(known.key, place))
         asked = set(places)
         return [
@@ -155,7 +167,8 @@ class KeyedDeliveries(Deliveries):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def gone(self, span: Span) -> None:
-        leaving = [(place, self._outstanding[place].key) for place in self._within(span)]
+        found = [(place, self._outstanding[place]) for place in self._within(span)]
+        leaving = [(place, delivery.key) for place, delivery in found if delivery.due_ms is None]
         super().gone(span)
         for place, number in leaving:
             assert number is not None
@@ -174,6 +187,9 @@ class KeyedDeliveries(Deliveries):
         waiting: bool = False,
         at_s: float | None = None,
     ) -> None:
+        if delivery.due_ms is not None:
+            super()._hold(place, delivery, consumer, waiting=waiting, at_s=at_s)
+            return
         assert delivery.key is not None
         key, waited = self._keys[delivery.key], self._has_returned(place)
         if not waited:

@@ -12,7 +12,7 @@ undecided transaction holds its key, also after the segment was opened again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.ids import TxnId
@@ -73,16 +73,19 @@ class KeyedDispatch(Dispatch):
     def _waiting_of(self, frame: RawFrame, room: int, taker: Taker, taken: Counter[int] | None = None) -> list[int]:
         return self._next_in(frame, self._deliveries.next_read, room, taker, taken)
 
-    def _next_of_entry(self, frame: RawFrame, at: Place, taking: Taking) -> Place:
+    def _next_of_entry(self, frame: RawFrame, at: Place, taking: Taking, due_ms: Mapping[int, int]) -> Place:
         """Read messages of an entry from `at` on, as far as the bound allows, and deliver of them as many as there is
         room for. Returns the place after those that were read."""
         size, keys = message_count(frame), key_hashes(frame)
         while at.position == frame.position and not self._deliveries.far_ahead:
             if at not in self._cursor:
-                if self._pending.holder(at) is None:
-                    self._deliveries.read_ahead(at, size, keys[at.message])
+                key, later_ms = keys[at.message], due_ms.get(at.message)
+                if self._pending.holder(at) is not None:
+                    self._deliveries.pass_over(at, size, key, later_ms)
+                elif later_ms is not None:
+                    self._deliveries.put_off(at, size, later_ms, key)
                 else:
-                    self._deliveries.pass_over(at, size, keys[at.message])
+                    self._deliveries.read_ahead(at, size, key)
             at = Place.behind(frame.position) if at.message + 1 == size else at._replace(message=at.message + 1)
         self._give(frame, self._next_in(frame, at, taking.room, taking.taker), taking)
         return at
@@ -118,10 +121,12 @@ class KeyedDispatch(Dispatch):
     # -- taking back -------------------------------------------------------------------------------------------
 
     def delete(self, span: Span) -> None:
-        before = len(self._deliveries)
+        before, was_crowded = len(self._deliveries), self._deliveries.crowded
         super().delete(span)
         if len(self._deliveries) < before:
             self._segment.changed.notify()  # a key may be free, or the segment at its end
+        if was_crowded and not self._deliveries.crowded:
+            self._set_timer()
 
     def give_back(self, places: Iterable[Place], *, failed: bool = False) -> list[Place]:
         """Also called at the end of each transaction, with what returns of it, if anything."""
@@ -152,9 +157,12 @@ class KeyedDispatch(Dispatch):
 
     @property
     def ended(self) -> bool:
-        """Whether everything that the segment will ever contain is acknowledged: until then a key may be at a consumer
-        that is not the one to which a segment that takes over would deliver it."""
-        return self._segment.ended_at(self._cursor.mark_delete.last_before)
+        """Whether everything that the segment will ever contain is acknowledged, but for what is to be delivered later:
+        until then a key may be at a consumer that is not the one to which a segment that takes over would deliver
+        it."""
+        return len(self._deliveries) == self._deliveries.not_due and self._segment.ended_at(
+            max(self._deliveries.next_read, self._cursor.mark_delete).last_before
+        )
 
     def blocking(self) -> Blocking | None:
         """The first message that keeps others of its key from a consumer that is due for them. If there is none and

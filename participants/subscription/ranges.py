@@ -28,6 +28,11 @@ class RangeSet:
         at = self._ends.bisect_right(place) - 1
         return at >= 0 and self._at(at).end > place
 
+    def end_of(self, place: Place) -> Place:
+        """The end of the range that contains `place`, or `place` if none does."""
+        at = self._ends.bisect_right(place) - 1
+        return max(place, self._at(at).end) if at >= 0 else place
+
     def first(self) -> Span | None:
         return self._at(0) if self._ends else None
 

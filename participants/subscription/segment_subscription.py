@@ -131,6 +131,7 @@ class SegmentSubscription:
             message_counts,
             IsolatedView(segment, uncommitted=definition.uncommitted),
             counts if counted else None,
+            delays=definition.record.type in ("shared", "key_shared"),
             assert_serving=self.assert_serving,
             on_dead=lambda places: self.on_dead(self, places),
             persist=lambda: self._cursor_store.persist(),

@@ -69,9 +69,20 @@ class TakeRequest:
         return Taker(self.session, tuple(self.sessions))
 
 
+@dataclass(frozen=True, slots=True)
+class WaitRequest:
+    """A wait for messages of these segments; or, with a `taker`, for one that this consumer may have by key, or for the
+    end of a segment that is not among those that have `ended`, as is known."""
+
+    segments: tuple[str, ...]
+    taker: Taker | None = None
+    ended: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class TakeAnswer:
-    """`ended` are segments that have nothing left, and never will. `held` is the number of messages of this share that
+    """`ended` are segments of which nothing is left but what is to be delivered later, so that those that take over may
+    be read. `held` is the number of messages of this share that
     the consumer holds now, and `full` tells that it may hold no more. `others_hold` tells whether messages of the share
     were delivered to others, or are due for them, and are not acknowledged."""
 
@@ -116,7 +127,8 @@ class LocalShare:
         if failure is not None and not answer.messages:
             raise failure
         answer.held = self._held_by(wanted.session)
-        answer.others_hold = sum(len(part.deliveries) for part in self._parts.values()) > answer.held
+        left = sum(len(part.deliveries) - part.deliveries.not_due for part in self._parts.values())
+        answer.others_hold = left > answer.held
         answer.full = wanted.most_held is not None and answer.held >= wanted.most_held
         for part in self._parts.values():
             part.dispatch.refused_more |= answer.full
@@ -139,15 +151,14 @@ class LocalShare:
                     segment=segment_id,
                 )
 
-    async def wait(self, segments: Sequence[str], wait_s: float, taker: Taker | None = None) -> None:
-        """Wait until one of these segments has a message to deliver, to this consumer if messages are delivered by key;
-        or such a segment has nothing left to acknowledge; or `wait_s` has passed."""
-        parts = [self._parts[segment_id] for segment_id in segments]
+    async def wait(self, wanted: WaitRequest, wait_s: float) -> None:
+        """Wait until there are news, or `wait_s` has passed."""
+        parts = [self._parts[segment_id] for segment_id in wanted.segments]
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
             changes = [part.segment.changed.next() for part in parts]
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or any(part.is_gone or _has_news(part, taker) for part in parts):
+            if left <= 0 or any(part.is_gone or _has_news(part, wanted) for part in parts):
                 return
             await asyncio.wait(changes, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
@@ -251,11 +262,12 @@ class LocalShare:
         return [await _shown(part) for part in self._parts.values()]
 
 
-def _has_news(part: SegmentSubscription, taker: Taker | None) -> bool:
+def _has_news(part: SegmentSubscription, wanted: WaitRequest) -> bool:
     """Nothing is new for anybody to whom nothing is delivered."""
     if not part.attached.admits_home:
         return False
-    return part.dispatch.has_more(taker) or (taker is not None and part.dispatch.ended)
+    waits_for_end = wanted.taker is not None and part.segment.id not in wanted.ended
+    return part.dispatch.has_more(wanted.taker) or (waits_for_end and part.dispatch.ended)
 
 
 async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
@@ -269,6 +281,7 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
         backlog=counts.backlog,
         unacked=counts.unacked,
         attached=dict(part.attached.held),
+        delayed=part.deliveries.not_due,
         held={
             str(session): part.deliveries.number_held(session)
             for session in part.deliveries.consumers

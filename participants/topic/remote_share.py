@@ -15,8 +15,8 @@ from metatxn.wire.names import MessageId
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
 from participants.subscription.dispatch import Redelivered
-from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest
-from participants.subscription.taking import DeliveredMessage, Taker
+from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest, WaitRequest
+from participants.subscription.taking import DeliveredMessage
 from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 
 _SEGMENTS = TypeAdapter(list[SubscriptionSegment])
@@ -63,13 +63,15 @@ class RemoteShare:
         messages = [DeliveredMessage(message, each_bytes) for message in answer.messages]
         return TakeAnswer(messages, set(answer.ended), answer.held, answer.full, answer.others_hold)
 
-    async def wait(self, segments: Sequence[str], wait_s: float, taker: Taker | None = None) -> None:
+    async def wait(self, wanted: WaitRequest, wait_s: float) -> None:
+        taker = wanted.taker
         request = ShareWaitRequest(
             incarnation=self._definition.record.incarnation,
-            segments=list(segments),
+            segments=list(wanted.segments),
             wait_ms=int(1000 * wait_s),
             session=taker.session if taker is not None else None,
             sessions=list(taker.present) if taker is not None else None,
+            ended=list(wanted.ended) or None,
         )
         await self._post(
             "wait", request.model_dump(exclude=self._without(_NEW_WHEN_WAITING)), reads=True, wait_s=wait_s

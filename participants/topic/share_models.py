@@ -36,9 +36,9 @@ class ShareTakeRequest(RequestBody):
 
 
 class ShareTakeAnswer(BaseModel):
-    """`ended` are segments that have nothing left, and never will. `held` is how many messages the consumer holds here,
-    and `full` tells that it may hold no more. `others_hold` tells whether there are unacknowledged messages that it
-    does not hold."""
+    """`ended` are segments that have nothing left but what is to be delivered later. `held` is how many messages the
+    consumer holds here, and `full` tells that it may hold no more. `others_hold` tells whether there are unacknowledged
+    messages that it does not hold."""
 
     model_config = example(messages=[], ended=[_SEGMENT], held=0, full=False, others_hold=False)
 
@@ -52,7 +52,7 @@ class ShareTakeAnswer(BaseModel):
 class ShareWaitRequest(RequestBody):
     """A request that is answered once one of these segments has a message to deliver. On a `key_shared` subscription it
     is made for one consumer, among those that are present, and is also answered once everything is acknowledged that
-    one of the segments will ever contain."""
+    one of the segments will ever contain, except for those that have `ended`, as the home knows."""
 
     model_config = example(incarnation=1, segments=[_SEGMENT], wait_ms=10_000)
 
@@ -61,3 +61,4 @@ class ShareWaitRequest(RequestBody):
     wait_ms: Annotated[int, Field(ge=0, le=60_000)]
     session: int | None = None
     sessions: list[int] | None = None
+    ended: list[Name] | None = None

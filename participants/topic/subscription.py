@@ -36,8 +36,8 @@ from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.home import Home
 from participants.subscription.sessions import ConsumerBusy, Sessions
-from participants.subscription.share import LocalShare, TakeAnswer, TakeRequest
-from participants.subscription.taking import DeliveredMessage, Taker
+from participants.subscription.share import LocalShare, TakeAnswer, TakeRequest, WaitRequest
+from participants.subscription.taking import DeliveredMessage
 from participants.topic.remote_share import RemoteShare
 from participants.topic.shares import SubscriptionShares, shares_of
 
@@ -51,11 +51,11 @@ RETRY_S = 1.0
 
 @dataclass(slots=True)
 class _Round:
-    """The result of one round over all shares. New messages can only come from `waiting` (remote shares, with those of
-    their segments that were asked), from what `failed`, and from this broker's own segments."""
+    """The result of one round over all shares. New messages can only come from `waiting` (what a wait at a remote share
+    is for), from what `failed`, and from this broker's own segments."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
-    waiting: list[tuple[RemoteShare, list[str], Taker | None]] = field(default_factory=list)
+    waiting: list[tuple[RemoteShare, WaitRequest]] = field(default_factory=list)
     failed: errors.MetatxnError | None = None
     full: bool = False
     """The consumer holds as many messages as it may."""
@@ -94,7 +94,7 @@ class Subscription:
         self._parents: dict[str, Sequence[str]] = {}
         self._segment: Segment | None = None
         """The segment that makes this broker the home."""
-        self._waits: dict[tuple[str | Taker | None, ...], asyncio.Task[None]] = {}
+        self._waits: dict[tuple[str, WaitRequest], asyncio.Task[None]] = {}
         self._held: dict[tuple[int, str | None], int] = {}
         """By session and broker (None is this one), how many messages the session held there when it was asked last."""
         self._unsure: set[int] = set()
@@ -214,7 +214,7 @@ class Subscription:
                 found.full |= answer.full
                 found.others_hold |= answer.others_hold
                 if isinstance(share, RemoteShare) and not answer.full:
-                    found.waiting += self._waiting_for(share, wanted, answer)
+                    found.waiting.append((share, self._waiting_for(wanted, answer)))
         return found
 
     async def most_held(self) -> int | None:
@@ -252,23 +252,21 @@ class Subscription:
             self._parents[unknown[key]] = SegmentRecord.decode(record.value).parents if record is not None else ()
         return self._parents
 
-    def _waiting_for(
-        self, share: RemoteShare, wanted: TakeRequest, answer: TakeAnswer
-    ) -> Iterator[tuple[RemoteShare, list[str], Taker | None]]:
-        """What new messages can come from after this answer. By key, a segment that has ended has none any more."""
+    def _waiting_for(self, wanted: TakeRequest, answer: TakeAnswer) -> WaitRequest:
+        """What can be new at a share after this answer."""
+        segments = tuple(sorted(wanted.segments))
         if self.definition.record.type != "key_shared":
-            yield share, list(wanted.segments), None
-        elif left := [each for each in wanted.segments if each not in answer.ended]:
-            yield share, left, wanted.taker
+            return WaitRequest(segments)
+        return WaitRequest(segments, wanted.taker, tuple(sorted(answer.ended)))
 
-    def _wait_at(self, share: RemoteShare, segments: Sequence[str], taker: Taker | None) -> asyncio.Task[None]:
-        """Wait until the share has a message to deliver, to one consumer if there is a `taker`. All consumers that wait
-        for the same have one request in common. It ends with the home's segment."""
+    def _wait_at(self, share: RemoteShare, wanted: WaitRequest) -> asyncio.Task[None]:
+        """Wait until the share has news. All consumers that wait for the same have one request in common. It ends with
+        the home's segment."""
         assert self._segment is not None
-        key = (share.url, *sorted(segments), taker)
+        key = (share.url, wanted)
         waiting = self._waits.get(key)
         if waiting is None:
-            waiting = self._waits[key] = self._segment.spawn(_waited(share, segments, taker))
+            waiting = self._waits[key] = self._segment.spawn(_waited(share, wanted))
             waiting.add_done_callback(lambda _: self._waits.pop(key))
         return waiting
 
@@ -374,9 +372,9 @@ def as_home(segment: Segment) -> Home:
     return Home(number_of_segment(segment.id), segment.ownership.generation)
 
 
-async def _waited(share: RemoteShare, segments: Sequence[str], taker: Taker | None) -> None:
+async def _waited(share: RemoteShare, wanted: WaitRequest) -> None:
     try:
-        await share.wait(segments, REMOTE_WAIT_S, taker)
+        await share.wait(wanted, REMOTE_WAIT_S)
     except errors.MetatxnError:
         await asyncio.sleep(RETRY_S)
 

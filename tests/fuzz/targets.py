@@ -247,8 +247,7 @@ def check_batch_of_messages(data: bytes) -> None:
     for raw in (data, finished_batch(body, len(data) % 5 + 1, -1, -1)):
         count = answered(ErrorCode.INVALID_ARGUMENT, check_batch, raw)
         if not isinstance(count, errors.MetatxnError):
-            keys, values, properties = unpack_batch(raw, count)
-            assert len(keys) == len(values) == len(properties) == count
+            assert {len(column) for column in unpack_batch(raw, count)} == {count}
 
 
 def check_arrow(data: bytes) -> None:

@@ -224,8 +224,8 @@ class FakeCluster:
             messages = [{"key": None, **message} for message in json.loads(request.content)]
         else:
             assert self.version is not None, "a broker of release 0.2.0 takes this for opaque bytes"
-            keys, values, _ = unpack_batch(request.content, check_batch(request.content))
-            messages = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
+            found = unpack_batch(request.content, check_batch(request.content))
+            messages = [{"key": key, "value": value} for key, value in zip(found.keys, found.values, strict=True)]
         assert len(messages) == int(params["count"])
         for message in messages:
             assert message["key"] is None or segment.low <= hash_of_key(message["key"]) <= segment.high

@@ -15,7 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metatxn.wire.batches import JSON, MAX_DEPTH, UNREADABLE, PackedMessage, pack_batch, packed_message, unpack_batch
+from metatxn.wire.batches import (
+    JSON,
+    MAX_DEPTH,
+    UNREADABLE,
+    PackedMessage,
+    has_delivery_times,
+    pack_batch,
+    packed_message,
+    unpack_batch,
+)
+from metatxn.wire.broker import MAX_TIME_MS
 from metatxn.wire.record_batches import decode_columns, encoded_varint
 
 PAGE = Path(__file__).parents[2] / "docs" / "ledger-format.md"
@@ -25,7 +35,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=8,
 )
-MESSAGE = st.tuples(VALUES | st.binary(max_size=300), st.none() | TEXT, st.none() | st.dictionaries(TEXT, TEXT))
+TIMES_MS = st.none() | st.integers(0, MAX_TIME_MS)
+MESSAGE = st.tuples(
+    VALUES | st.binary(max_size=300), st.none() | TEXT, st.none() | st.dictionaries(TEXT, TEXT), TIMES_MS
+)
 
 
 def as_sent(value: Any) -> Any:
@@ -34,13 +47,16 @@ def as_sent(value: Any) -> Any:
 
 @settings(deadline=None)
 @given(st.lists(MESSAGE, min_size=1, max_size=70))
-def test_messages_come_back_as_they_were_sent(messages: list[tuple[Any, str | None, dict[str, str] | None]]) -> None:
+def test_messages_come_back_as_they_were_sent(
+    messages: list[tuple[Any, str | None, dict[str, str] | None, int | None]],
+) -> None:
     batch, count = pack_batch(packed_message(*message) for message in messages)
     found = unpack_batch(batch, count)
-    assert [type(value) for value in found.values] == [type(value) for value, _, _ in messages]
-    assert list(zip(found.values, found.keys, found.properties, strict=True)) == [
-        (value, key, properties or None) for value, key, properties in messages
+    assert [type(value) for value in found.values] == [type(value) for value, *_ in messages]
+    assert list(zip(found.values, found.keys, found.properties, found.deliver_at_ms, strict=True)) == [
+        (value, key, properties or None, time_ms) for value, key, properties, time_ms in messages
     ]
+    assert has_delivery_times(batch) == any(message[3] is not None for message in messages)
 
 
 @pytest.mark.parametrize("size", [0, 1, 62, 63, 64, 8_190, 8_191, 8_192, 70_000, 3_000_000])
@@ -120,8 +136,8 @@ def test_a_key_that_is_not_utf_8_is_shown_with_escapes() -> None:
 def test_a_batch_that_cannot_be_read_has_as_many_messages_as_it_counts() -> None:
     batch, _ = pack_batch([packed_message(n, str(n), {"p": "x"}) for n in range(3)])
     for broken, count in ((batch[:-1], 3), (batch, 4), (batch[:70], 2), (b"", 1)):
-        keys, values, properties = unpack_batch(broken, count)
-        assert list(keys) == list(values) == [None] * count
+        keys, values, properties, times = unpack_batch(broken, count)
+        assert list(keys) == list(values) == list(times) == [None] * count
         assert all(each is not None and UNREADABLE in each for each in properties)
 
 

@@ -122,6 +122,20 @@ def test_values_from_standard_input(ask: Callable[..., Any], topic: str) -> None
     assert len(ask("topic", "consume", topic, "--limit", "2")) == 2
 
 
+def test_messages_that_are_to_be_delivered_later(ask: Callable[..., Any], cli: Run, topic: str) -> None:
+    ask("subscription", "create", topic, "s", "--type", "shared", "--initial", "earliest")
+    ask("topic", "produce", topic, "1", "--deliver-after", "1h")
+    ask("topic", "produce", topic, "2", "--deliver-at", "2026-01-01T00:00:00Z")
+    found = ask("topic", "consume", topic)
+    assert [message["value"] for message in found] == [1, 2]
+    assert found[0]["deliver_at_ms"] - found[0]["publish_ms"] > 3_500_000
+    assert [message["value"] for message in ask("topic", "consume", topic, "--subscription", "s")] == [2]
+    assert "1 of them to be delivered later" in cli("subscription", "show", topic, "s").stdout
+    assert "--deliver-after" in error_line(
+        cli("topic", "produce", topic, "3", "--deliver-after", "1h", "--deliver-at", "2026-01-01T00:00:00Z")
+    )
+
+
 def test_the_latest_value_of_each_key(ask: Callable[..., Any], cli: Run, topic: str) -> None:
     for key, values in (("a", ["1", "2"]), ("b", ["1", "null"]), ("c", ["3"])):
         ask("topic", "produce", topic, *values, "--key", key)

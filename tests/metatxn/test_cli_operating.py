@@ -11,6 +11,7 @@ import json
 import uuid
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ import metatxn
 from metatxn.cli import blockers, txn
 from metatxn.cli.main import run
 from metatxn.cli.options import CliError
-from metatxn.cli.times import milliseconds_of
+from metatxn.cli.times import delivery_time, milliseconds_of
 from metatxn.cli.txn import full_id
 from metatxn.timeline import timeline
 from metatxn.wire.broker import OpenTransaction, SegmentDetail
@@ -247,6 +248,21 @@ def test_short_ids_and_durations() -> None:
         full_id("1" * 33)
     said = {text: milliseconds_of("--x", text) for text in ("5ms", "90s", "10m", "1h", "2d")}
     assert said == {"5ms": 5, "90s": 90_000, "10m": 600_000, "1h": 3_600_000, "2d": 172_800_000}
+
+
+def test_delivery_times() -> None:
+    noon = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    assert delivery_time(None, None) is None
+    assert delivery_time("2026-11-22T12:00:00Z", None) == noon
+    assert delivery_time(None, "90s", noon.timestamp) == noon + timedelta(seconds=90)
+    for wrong, said in (
+        (("2026-11-22T12:00:00Z", "90s"), "--deliver-after: --deliver-at is another time"),
+        (("90s", None), "--deliver-after 90s"),
+        (("soon", None), "--deliver-at"),
+        ((None, "soon"), "--deliver-after"),
+    ):
+        with pytest.raises(CliError, match=said):
+            delivery_time(*wrong)
 
 
 @pytest.mark.parametrize(

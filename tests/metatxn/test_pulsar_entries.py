@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metatxn.wire.pulsar_entries import MAX_UNPACKED_BYTES, PulsarMessage, decode_pulsar, pulsar_bodies
+from metatxn.wire.pulsar_entries import (
+    MAX_UNPACKED_BYTES,
+    PulsarMessage,
+    decode_pulsar,
+    delivery_time_of,
+    pulsar_bodies,
+)
 from tests.gateways.pulsar.client import batch, entry
 
 _PROPERTIES = [{"key": "a", "value": "b"}, {"key": "ü", "value": ""}]
@@ -46,6 +52,15 @@ def test_messages_are_read_as_they_were_sent(compression: int) -> None:
         properties=_PROPERTIES,
     )
     assert decode_pulsar(sent) == [PulsarMessage(None, value, (("a", "b"), ("ü", "")))]
+
+
+@pytest.mark.parametrize(("sent", "found"), [(1_700_000_000_000, 1_700_000_000_000), (-1, None), (0, None)])
+def test_all_messages_of_an_entry_have_its_delivery_time(sent: int, found: int | None) -> None:
+    for made in (batch({"k": b"a", "l": b"b"}, deliver_at_time=sent), entry(b"v", deliver_at_time=sent)):
+        messages = decode_pulsar(made)
+        assert {each.deliver_at_ms for each in messages} == {found} == {delivery_time_of(made)}
+        assert {each.body().get("deliver_at_ms") for each in messages} == {found}
+    assert delivery_time_of(made[:20]) is None
 
 
 def test_a_value_is_null_json_or_bytes() -> None:

@@ -600,8 +600,16 @@ PROTOCOL = (
         "children-by-key-before-the-acknowledgements-of-their-parents",
         "5.10: by key a child is delivered once everything in its parents is acknowledged",
         "participants/subscription/keyed_dispatch.py",
-        "        return self._segment.ended_at(self._cursor.mark_delete.last_before)\n",
-        "        return super().ended\n",
+        "        return len(self._deliveries) == self._deliveries.not_due and self._segment.ended_at(\n",
+        "        return self._segment.ended_at(\n",
+        "by_key",
+    ),
+    Mutant(
+        "by-key-before-its-time",
+        "5.10: a message is not delivered before its time",
+        "participants/subscription/keyed_dispatch.py",
+        "                elif later_ms is not None:\n",
+        "                elif False:\n",
         "by_key",
     ),
     Mutant(

@@ -36,7 +36,7 @@ async def read_all(http: httpx.AsyncClient, topic: str, **query: Any) -> list[di
 
 def _messages(entry: PageEntry) -> list[dict[str, Any]]:
     frame = entry.frame
-    keys, values, properties = messages_of(frame)
+    keys, values, properties, times_ms = messages_of(frame)
     ids = message_ids(entry.segment, frame.position, range(len(values)))
     return [
         {
@@ -47,8 +47,9 @@ def _messages(entry: PageEntry) -> list[dict[str, Any]]:
             "properties": named or {},
             "publish_ms": frame.publish_ms,
             "txn_id": str(frame.txn_id) if frame.txn_id is not None else None,
+            "deliver_at_ms": time_ms,
         }
-        for message_id, key, value, named in zip(ids, keys, values, properties, strict=True)
+        for message_id, key, value, named, time_ms in zip(ids, keys, values, properties, times_ms, strict=True)
     ][entry.skip :]
 
 

@@ -300,6 +300,8 @@ class History:
     ack_timeout_s: float = inf
     """Of that subscription."""
     returned: list[Returned] = field(default_factory=list)
+    due_s: dict[str, float] = field(default_factory=dict)
+    """When messages are to be delivered, of those of that topic that say so."""
     taken: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """What consumers of such a subscription have acknowledged, by transaction; and when they were told that it is."""
     browsed: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
@@ -319,7 +321,7 @@ class History:
     dropped: list[Dropped] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
     clocks_differ_s: float = 0.0
-    """By how much the times of two brokers may differ."""
+    """By how much clocks may differ."""
     not_freed: list[str] = field(default_factory=list)
     """What is there in the end although the last policies free it."""
     epochs: dict[str, list[tuple[Revision, int]]] = field(default_factory=dict)

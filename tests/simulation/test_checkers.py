@@ -360,6 +360,12 @@ def given_before_the_one_before(history: History) -> None:
     shared_by_key(history, ("one", "1"))
 
 
+def given_before_its_time(history: History) -> None:
+    shared_by_key(history, ("one", "0"))
+    history.due_s = {seen.id: 10.9 for seen in history.visible_in(TOPIC)}
+    history.clocks_differ_s = 0.3
+
+
 def given_while_another_has_the_key(history: History) -> None:
     shared_by_key(history, ("one", "1"), ("two", "1"))
     first = str(MessageId(SEGMENT, Position(1, 0), 0))  # of which nothing is wrong
@@ -504,6 +510,7 @@ LIES: dict[str, list[Lie]] = {
         given_while_another_has_the_key,
         given_while_a_transaction_has_the_key,
     ],
+    "no delivery before its time": [given_before_its_time],
     "acknowledged up to the highest mark": [acknowledged_without_a_mark, mark_without_acknowledgement],
     "refused only for what was so": [
         refused_because_of_an_aborted_one,

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _COUNTS = "participants/subscription/delivery_counts.py"
 _DELIVERIES = "participants/subscription/deliveries.py"
 _DISPATCH = "participants/subscription/dispatch.py"
+_TEST_DELAYED = "tests/participants/subscription/test_delayed.py"
 _TEST_GIVING_UP = "tests/participants/subscription/test_giving_up.py"
 _TEST_RIGHTS = "tests/participants/api/test_subscription_rights.py"
 _TEST_COUNTS = "tests/participants/subscription/test_delivery_counts.py"
@@ -123,6 +124,74 @@ CONSUMERS = (
         "            await asyncio.gather(*(self._until_one_is(part, place) for place in places))\n",
         "            await until_it_succeeds(lambda: self._give_up(part, places), _FAILURES)\n",
         tests=(f"{_TEST_GIVING_UP}::test_one_letter_that_cannot_be_published_does_not_hold_back_the_others",),
+    ),
+    Mutant(
+        "delivered-before-its-time",
+        "5.10: a message is not delivered before its time",
+        _DISPATCH,
+        "                elif index in due_ms:\n",
+        "                elif False:\n",
+        tests=(f"{_TEST_DELAYED}::test_124_it_is_delivered_at_its_time_and_not_before",),
+    ),
+    Mutant(
+        "nobody-is-told-of-what-another-one-leaves",
+        "5.10: whoever waits is told of what is due, though another consumer has taken the first of it",
+        _DISPATCH,
+        "            if self._deliveries.become_due(self._segment.clock()):\n"
+        "                self._segment.changed.notify()  # they may be more than this consumer takes\n",
+        "            self._deliveries.become_due(self._segment.clock())\n",
+        tests=(f"{_TEST_DELAYED}::test_124_whoever_waits_is_told_though_another_one_takes_the_first",),
+    ),
+    Mutant(
+        "an-abort-makes-it-due",
+        "5.10: what returns from a transaction before its time waits for it",
+        _DISPATCH,
+        "self._deliveries.pass_over(place, size, due_ms=due_ms.get(index))\n",
+        "self._deliveries.pass_over(place, size)\n",
+        tests=(f"{_TEST_DELAYED}::test_who_reads_for_all_acknowledges_it_and_an_abort_does_not_make_it_due",),
+    ),
+    Mutant(
+        "acknowledged-before-its-time",
+        "5.10: what was put aside counts as not delivered",
+        _DELIVERIES,
+        "place in self._ahead or self._outstanding[place].due_ms is not None for place",
+        "place in self._ahead for place",
+        tests=(f"{_TEST_DELAYED}::test_it_is_acknowledged_in_a_transaction_only_once_it_was_delivered",),
+    ),
+    Mutant(
+        "any-number-waits-for-its-time",
+        "5.10: the messages that wait for their time are bounded",
+        _DELIVERIES,
+        "        return self.not_due >= MAX_LATER\n",
+        "        return False\n",
+        tests=(f"{_TEST_DELAYED}::test_126_what_waits_is_bounded_and_more_is_read_when_it_is_less",),
+    ),
+    Mutant(
+        "any-number-becomes-due-by-key",
+        "5.10: as many become due by key as may wait for their consumers",
+        _DELIVERIES,
+        "self._later[0][0] if self._later and not self.crowded else None\n",
+        "self._later[0][0] if self._later else None\n",
+        tests=(f"{_TEST_DELAYED}::test_as_many_become_due_as_may_wait_for_their_consumer",),
+    ),
+    Mutant(
+        "children-wait-for-what-comes-later",
+        "5.10: by key a child does not wait for messages of its parent whose time has not come",
+        "participants/subscription/keyed_dispatch.py",
+        "        return len(self._deliveries) == self._deliveries.not_due and",
+        "        return not len(self._deliveries) and",
+        tests=(f"{_TEST_DELAYED}::test_a_segment_that_was_split_holds_back_nothing_for_what_comes_later",),
+    ),
+    Mutant(
+        "home-does-not-wait-at-a-segment-that-has-ended",
+        "5.10: a segment that has ended may yet have a message whose time comes",
+        "participants/topic/subscription.py",
+        "        segments = tuple(sorted(wanted.segments))\n",
+        "        segments = tuple(sorted(set(wanted.segments) - answer.ended)) or tuple(wanted.segments[:1])\n",
+        tests=(
+            "tests/participants/subscription/test_spread.py"
+            "::test_what_another_broker_delivers_later_is_heard_of_though_its_segment_has_ended",
+        ),
     ),
     Mutant(
         "transaction-of-a-broker-belongs-to-all",

@@ -130,3 +130,14 @@ class Consuming:
     async def findings(self) -> list[str]:
         """What `metatxn store check` would say."""
         return [f"{each.key}: {each.problem}" async for each in StoreCheck(self.world.store.inner).findings()]
+
+
+class SetClock:
+    """Stands still until it is set."""
+
+    def __init__(self, consuming: Consuming) -> None:
+        self.ms = 1_000_000
+        consuming.world._time_ms = self  # type: ignore[assignment]
+
+    def __next__(self) -> int:
+        return self.ms

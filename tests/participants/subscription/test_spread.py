@@ -21,6 +21,7 @@ from metastore.txn import paths
 from metastore.types import Record
 from metatxn.wire.broker import MAX_NAME, hash_of_key
 from metatxn.wire.names import MessageId
+from participants.subscription import dispatch
 from participants.subscription.definitions import Definitions
 from participants.subscription.home import Home
 from participants.subscription.places import Place
@@ -30,7 +31,7 @@ from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.devices import new_device, only
 from tests.participants.segment.world import World
-from tests.participants.subscription.consuming import TOPIC
+from tests.participants.subscription.consuming import TOPIC, SetClock
 from tests.participants.subscription.spreading import Spreading
 
 device = only("objects")
@@ -247,6 +248,31 @@ async def test_the_next_messages_of_a_key_wait_until_the_segments_before_are_ack
         segment, other = other, segment
     await follows("merge", {"with": other})
     assert next(sent) == 4 and await spreading.counts() == (0, 0, {})
+
+
+async def test_what_another_broker_delivers_later_is_heard_of_though_its_segment_has_ended(
+    spreading: Spreading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By key. Nobody asks for it again, until its time has come."""
+    monkeypatch.setattr(dispatch, "LOOK_AT_CLOCK_S", 0.01)
+    await spreading.subscribe(kind="key_shared")
+    segment = next(iter(spreading.elsewhere()[0].broker.served))
+    key = next(key for key in map(str, count()) if takes(segment, key))
+    clock = SetClock(spreading)
+    body = {"key": key, "value": "late", "deliver_at_ms": clock.ms + 3_600_000}
+    await spreading.asked("POST", "/messages", {"messages": [body]})
+    owner = await serving(spreading, segment)
+    answer = await owner.http.post(f"/v1/segments/{quote(segment, safe='')}/split", json={})
+    spreading.segments += answer.json()["children"]
+    await spreading.settled()
+    await spreading.asked("POST", "/messages", {"messages": [{"key": key, "value": "now"}]})
+    assert await spreading.values(wait_ms=60_000) == ["now"]
+    waiting = asyncio.create_task(spreading.values(wait_ms=60_000))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    clock.ms += 3_600_000
+    async with asyncio.timeout(20):
+        assert await waiting == ["late"]
 
 
 def takes(segment: str, key: str) -> bool:

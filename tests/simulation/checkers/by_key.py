@@ -7,6 +7,8 @@ stays its own until the decision. What it has not acknowledged stays its own unt
 returned any message of the key, or aborted what others of it were acknowledged in, or it was silent for as long as a
 session lasts. Who has what is only known to the owner of a segment, so this is not judged where a segment or the home
 has had another owner.
+
+Nothing follows a message that is to be delivered later, and segments that take over do not wait for it.
 """
 
 from __future__ import annotations
@@ -47,6 +49,11 @@ class _Story:
         (self._topic,) = {topic for topic, _ in history.pipes}
         self._segments = {name: number for number, name in enumerate(history.layouts[self._topic])}
         self._order = self._orders()
+        self._delayed = {
+            _Place(self._segments[seen.segment], *seen.position, seen.index)
+            for seen in history.visible_in(self._topic)
+            if seen.id in history.due_s
+        }
         self._key_of = {each: key for delivered in history.delivered for each, key in delivered.keys.items()}
 
     def _orders(self) -> dict[str, list[_Place]]:
@@ -65,7 +72,7 @@ class _Story:
 
     def out_of_order(self, delivered: Delivered, message_id: str, key: str) -> Iterator[str]:
         place = self._place(message_id)
-        before = {each for each in self._order[key] if each < place}
+        before = {each for each in self._order[key] if each < place} - self._delayed
         if missing := before - self._had(delivered, message_id) - self._acknowledged(delivered.at_revision):
             yield f"{delivered} comes with {message_id} at {place} of {key} before {sorted(missing)}"
 
@@ -103,8 +110,15 @@ class _Story:
                 continue
             for held in (each for each, its_key in other.keys.items() if its_key == key):
                 stable = self._one_owner(held, delivered) and self._one_owner(message_id, delivered)
+                if self._beside(held, message_id):
+                    continue
                 if stable and (self._reserved(held, other, delivered) or self._still_has(other, held, key, delivered)):
                     yield f"{delivered} has {message_id} of {key} while {other} has {held}"
+
+    def _beside(self, held: str, message_id: str) -> bool:
+        """Whether they lie in different segments, of which the earlier one has delivered its message later."""
+        places = sorted((self._place(held), self._place(message_id)))
+        return places[0].segment < places[1].segment and places[0] in self._delayed
 
     def _one_owner(self, message_id: str, delivered: Delivered) -> bool:
         home = next(name for name, number in self._segments.items() if number == 0)

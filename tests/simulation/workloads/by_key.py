@@ -1,26 +1,34 @@
 """As `consume`, with a subscription that consumers share by key: each has keys of its own, while others come and go.
 
-The orders have keys, and few of them, so that many wait for each other. What every consumer was given, and what it has
-acknowledged and returned, is written down, and when.
+The orders have keys, and few of them, so that many wait for each other. Some are to be delivered later. What every
+consumer was given, and what it has acknowledged and returned, is written down, and when.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tests.simulation.client import PATIENCE_S, Refused
 from tests.simulation.history import Delivered, Outcome, Returned
+from tests.simulation.processes import EPOCH_MS
 from tests.simulation.workloads.base import PUBLISH_PATIENCE_S, Actor
 from tests.simulation.workloads.consume import CONSUMERS, Consume, Packer
 
 SHOPS = 2
 KEYS = 8
+DELAYED = 0.3
+MOST_DELAY_S = 15.0
 
 
 class ByKey(Consume):
     name = "by_key"
     kinds = ("key_shared",)
     letters_rate = 0.0
+
+    async def set_up(self) -> None:
+        await super().set_up()
+        self.history.clocks_differ_s = self.cluster.most_ms / 1000
 
     def start(self) -> None:
         for number in range(SHOPS):
@@ -36,7 +44,11 @@ class KeyedShop(Actor):
     async def act(self) -> None:
         assert isinstance(self.workload, ByKey)
         write = self.note(self.workload.orders, f"key-{self.random.randrange(KEYS)}", 0, None, None)
-        message = {"key": write.key, "value": {"id": write.id, "key": write.key, "amount": 0}}
+        message: dict[str, Any] = {"key": write.key, "value": {"id": write.id, "key": write.key, "amount": 0}}
+        if self.random.random() < DELAYED:
+            due_s = self.workload.world.loop.time() + self.random.uniform(0, MOST_DELAY_S)
+            self.history.due_s[write.id] = due_s
+            message["deliver_at_ms"] = EPOCH_MS + math.ceil(due_s * 1000)
         try:
             (told,) = await self.client.publish_to_topic(
                 write.topic, [message], self.name, self._numbers, PUBLISH_PATIENCE_S
