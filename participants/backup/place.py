@@ -67,7 +67,7 @@ class BackupPlace:
     # -- ledgers -------------------------------------------------------------------------------------------------
 
     async def put_chunk(self, ledger: LedgerCopy, chunk: Chunk, content: memoryview) -> None:
-        await self._bucket.put(_chunk_name(ledger, chunk), bytes(content))
+        await self._bucket.put(_chunk_name(ledger, chunk), content)
 
     async def chunk(self, ledger: LedgerCopy, chunk: Chunk) -> bytes:
         """Raises `BackupDamaged`."""

@@ -175,7 +175,7 @@ class BackupTaker:
             if record.entries is None:
                 looked = await storage.look(segment, record.id)
                 ledger, settled = looked.ledger, looked.settled
-            elif earlier is not None and earlier.settled == record.entries:
+            elif earlier is not None and earlier.entries == earlier.settled == record.entries:
                 sealed = earlier.model_copy(update={"judged_from": record.entries})
                 return await self._with_hidden(storage, sealed, record)
             else:

@@ -64,7 +64,7 @@ class Bucket:
                 await asyncio.gather(put, return_exceptions=True)
                 raise
 
-    async def put(self, name: str, content: bytes) -> None:
+    async def put(self, name: str, content: bytes | memoryview) -> None:
         """Create or replace an object. Raises `StorageFailed` if the new content may be there now or later."""
         with _failures(f"cannot write {name}"):
             await obstore.put_async(self._store, name, content, mode="overwrite", use_multipart=False)

@@ -33,6 +33,7 @@ from metatxn.wire.crc import crc32
 from participants.ledger.storage import LedgerError, LedgerStorage, StorageRefused
 
 NOTE = "store.json"
+_FORMAT = 1
 REMEMBER_EVERY_S = 30.0
 
 log = structlog.get_logger()
@@ -52,6 +53,8 @@ class SeenStore:
         """Parse the file. Raises `StorageRefused`."""
         try:
             match json.loads(content):
+                case {"format": int(format)} if format > _FORMAT:
+                    raise StorageRefused(f"{NOTE} has format {format}, of a later release: start that one")
                 case {"format": 1, "incarnation": str(incarnation), "revision": int(revision), "crc32": str(total)}:
                     seen = cls(incarnation, revision)
                     if re.fullmatch(r"[0-9a-f]{32}", incarnation) and total == seen._sum:

@@ -76,7 +76,7 @@ class SimulatedBucket(Bucket):
             lambda: {name: len(content[name]) for name in sorted(content) if name.startswith(prefix)}
         )
 
-    async def put(self, name: str, content: bytes) -> None:
+    async def put(self, name: str, content: bytes | memoryview) -> None:
         await self._may_fail(f"put {name}")
         await self._travel(lambda: self._objects.content.update({name: bytes(content)}))
 

@@ -68,6 +68,14 @@ BACKUPS = (
         tests=(f"{_PLACES}::test_what_a_crash_may_take_away_is_copied_again",),
     ),
     Mutant(
+        "backup-keeps-what-a-crash-took",
+        "a copy with entries that a crash has taken away is not the sealed ledger",
+        _TAKING,
+        "earlier.entries == earlier.settled == record.entries:",
+        "earlier.settled == record.entries:",
+        tests=(f"{_PLACES}::test_what_a_crash_may_take_away_is_copied_again",),
+    ),
+    Mutant(
         "backup-copies-flipped-bits",
         "every frame is checked before its copy counts",
         _TAKING,

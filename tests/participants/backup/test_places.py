@@ -85,6 +85,14 @@ async def test_what_a_crash_may_take_away_is_copied_again(case: BackupCase) -> N
     (copy,) = (await case.take()).ledgers
     assert (copy.entries, copy.settled) == (2, 1)
     assert [(chunk.first, chunk.end) for chunk in copy.chunks] == [(0, 1), (1, 2)]
+    path = case.node.storage._files.path(segment.id, 1)  # type: ignore[attr-defined]
+    path.write_bytes(path.read_bytes()[: copy.chunks[0].bytes])
+    case.node = await case.world.crash()
+    await publish(await case.node.open(), "c")
+    manifest = await case.take()
+    assert await case.problems(manifest) == []
+    await case.restore(manifest)
+    assert await committed(await case.served()) == ["a", "c"]
 
 
 @on_local_files

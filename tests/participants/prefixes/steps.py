@@ -163,7 +163,7 @@ class MortalBucket(Bucket):
         await super().create(name, content)
         self._done(f"put {name}")
 
-    async def put(self, name: str, content: bytes) -> None:
+    async def put(self, name: str, content: bytes | memoryview) -> None:
         self._assert_alive()
         await super().put(name, content)
         self._done(f"replace {name}")

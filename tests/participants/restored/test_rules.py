@@ -373,3 +373,11 @@ async def test_of_a_ledger_that_was_rewritten_after_the_backup_the_last_form_cou
         (1, 3, (5, 1), 4),
         (2, 3, (5, 1), None),
     ]
+
+
+def test_a_note_of_a_later_release_is_not_taken_for_a_damaged_one() -> None:
+    """Nobody is told to delete it."""
+    with pytest.raises(StorageRefused, match=r"store.json has format 2, of a later release: start that one"):
+        SeenStore.decode(b'{"format": 2, "incarnation": "a"}')
+    with pytest.raises(StorageRefused, match="is damaged"):
+        SeenStore.decode(b'{"format": 1}')
