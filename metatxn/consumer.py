@@ -21,6 +21,8 @@ from metatxn.wire.errors import ExpiredTransaction, InvalidArgument, MetatxnErro
 from metatxn.wire.names import MessageId
 
 PREFETCH_MESSAGES = 100
+MAX_MESSAGES = 1000
+"""The most that a broker is asked for at once."""
 WAIT_MS = 1000
 SESSION_TIMEOUT_S = 30.0
 SIGNS_OF_LIFE = 3
@@ -100,13 +102,13 @@ class AsyncConsumer:
 
     async def _next(self, wanted: int, timeout_s: float | None) -> Message | None:
         """The next message. If nothing is prefetched, as many are fetched as the program wants now, or, if none of them
-        can time out before the program has seen it, some more."""
+        can time out before the program has seen it, at least some."""
         now = asyncio.get_running_loop().time
         deadline = None if timeout_s is None else now() + timeout_s
         while (message := self.prefetched()) is None:
             left_ms = WAIT_MS if deadline is None else int(1000 * (deadline - now()))
-            limit = PREFETCH_MESSAGES if self._ack_timeout_s == math.inf else min(wanted, PREFETCH_MESSAGES)
-            self._received.extend(await self._fetch(limit, max(0, min(WAIT_MS, left_ms))))
+            limit = max(wanted, PREFETCH_MESSAGES) if self._ack_timeout_s == math.inf else wanted
+            self._received.extend(await self._fetch(min(limit, MAX_MESSAGES), max(0, min(WAIT_MS, left_ms))))
             if not self._received and left_ms <= 0:
                 return None
         return message

@@ -101,6 +101,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "metastore.watches.MAX_QUEUED_BYTES": (20_000,),
     # the client
     "metatxn.http.MAX_ON_THEIR_WAY": (2, 5),
+    "metatxn.consumer.MAX_MESSAGES": (1, 10),
     "metatxn.consumer.PREFETCH_MESSAGES": (1, 5),
     "metatxn.consumer.MAX_IDS": (1, 3),
     "metatxn.producer.STICKY_MESSAGES": (1, 3),

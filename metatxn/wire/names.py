@@ -120,10 +120,41 @@ class MessageId:
 
 def message_ids(segment: str, position: Position, indexes: Iterable[int]) -> list[str]:
     """The ids of messages of one entry, as text. They differ only in their ends, so most of each is encoded once."""
+    start, rest = _shared_part(segment, position)
+    return [start + _end_of_id(rest, index) for index in indexes]
+
+
+def parse_message_ids(texts: Iterable[str]) -> list[MessageId]:
+    """As `MessageId.parse` does each of them. Ids of one entry that follow each other are taken by their ends. Raises
+    `ValueError`."""
+    found: list[MessageId] = []
+    start, rest = "", b""
+    for text in texts:
+        index = _index_at_end(rest, text[len(start) :]) if start and text.startswith(start) else None
+        if index is None:
+            found.append(MessageId.parse(text))
+            start, rest = _shared_part(found[-1].segment, found[-1].position)
+        else:
+            found.append(MessageId(found[-1].segment, found[-1].position, index))
+    return found
+
+
+def _shared_part(segment: str, position: Position) -> tuple[str, bytes]:
+    """How the ids of the messages of one entry begin, as text, and the bytes behind that which they also share."""
     head = b'[%b,"%b",' % (_in_json(segment), str(position).encode())
     shared = len(head) // 3 * 3  # base64 makes four characters of each three bytes, whatever follows
-    start, rest = base64.urlsafe_b64encode(head[:shared]).decode(), head[shared:]
-    return [start + _end_of_id(rest, index) for index in indexes]
+    return base64.urlsafe_b64encode(head[:shared]).decode(), head[shared:]
+
+
+@lru_cache(maxsize=1 << 14)
+def _index_at_end(rest: bytes, text: str) -> int | None:
+    """The index of a message whose id ends so. None if that is not how `message_ids` would write it."""
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        index = int(raw[len(rest) : -1])
+    except ValueError:
+        return None
+    return index if index >= 0 and _end_of_id(rest, index) == text else None
 
 
 @lru_cache(maxsize=1 << 10)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import structlog
 from fastapi import Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from metatxn.service.strict import StrictRoute
@@ -40,6 +41,12 @@ class LargeAnswerRoute(StrictRoute):
             return LargeAnswer(answer) if len(answer.body) > CHUNK_BYTES else answer
 
         return handle_large
+
+
+def messages_response(model: BaseModel) -> Response:
+    """The answer of an endpoint that returns messages, in which null members stay."""
+    answer = Response(model.model_dump_json(), media_type="application/json")
+    return LargeAnswer(answer) if len(answer.body) > CHUNK_BYTES else answer
 
 
 class LargeAnswer(Response):

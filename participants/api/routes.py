@@ -72,7 +72,7 @@ from participants.api.queries import (
 )
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.schema_routes import add_schema_routes
-from participants.api.subscription_routes import add_subscription_routes
+from participants.api.subscription_routes import add_consumer_routes, add_subscription_routes
 from participants.api.transaction_routes import add_transaction_routes
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
@@ -87,6 +87,7 @@ from participants.topic.fitting import inspect
 from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.reading import read_page, snapshot_revision
+from participants.topic.subscriptions import Subscriptions
 
 MAX_NUMBER = 2**53 - 1
 _ENTRY_BODY = {
@@ -122,6 +123,8 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     _topic_routes(api, broker)
     messages = Messages(broker)
     _segment_routes(api, broker, messages)
+    subscriptions = Subscriptions(broker, messages)
+    add_consumer_routes(api, broker, subscriptions)
     add_horizon_routes(api, broker)
     add_layout_routes(api, broker, layout)
     add_policy_routes(api, broker)
@@ -129,7 +132,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     add_transaction_routes(api, broker)
     add_schema_routes(api, broker)
     _message_routes(api, broker, messages)
-    add_subscription_routes(api, broker)
+    add_subscription_routes(api, broker, subscriptions)
     return api
 
 

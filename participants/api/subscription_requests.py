@@ -9,12 +9,13 @@ from fastapi import APIRouter
 from pydantic import AfterValidator
 
 from metatxn.service.http import PathText
+from metatxn.service.strict import StrictRoute
 from metatxn.wire import errors
 from metatxn.wire.access import Right
 from metatxn.wire.broker import MAX_NAME, AckMessagesAnswer, AckMessagesRequest, RedeliverAnswer, RedeliverRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import MessageId, topic_name
+from metatxn.wire.names import MessageId, parse_message_ids, topic_name
 from metatxn.wire.position import Position
 from participants.api.large_answers import LargeAnswerRoute
 from participants.api.rights import on_topic
@@ -37,13 +38,13 @@ def _short(name: str) -> str:
 NamePath = Annotated[PathText, AfterValidator(_short)]
 
 
-def subscription_router(tag: str, right: Right) -> APIRouter:
+def subscription_router(tag: str, right: Right, route_class: type[StrictRoute] = LargeAnswerRoute) -> APIRouter:
     """A router for the endpoints of one subscription, for callers that have this right on its topic."""
     return APIRouter(
         prefix="/v1/topics/{topic}/subscriptions/{subscription}",
         tags=[tag],
         dependencies=[on_topic(right)],
-        route_class=LargeAnswerRoute,
+        route_class=route_class,
     )
 
 
@@ -79,7 +80,7 @@ def _txn_id(text: str | None) -> TxnId | None:
 
 def _message_ids(texts: Iterable[str]) -> list[MessageId]:
     try:
-        return [MessageId.parse(text) for text in texts]
+        return parse_message_ids(texts)
     except (ValueError, AssertionError) as error:
         raise errors.invalid_field("message_ids", str(error)) from None
 

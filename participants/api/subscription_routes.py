@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metatxn.service.audited import audited
+from metatxn.service.direct import DirectRoute
 from metatxn.service.http import Caller, problems
 from metatxn.service.security.principal import Principal
 from metatxn.wire import errors, names
@@ -29,6 +30,7 @@ from metatxn.wire.broker import (
     SubscriptionSummary,
 )
 from metatxn.wire.errors import ErrorCode
+from participants.api.large_answers import messages_response
 from participants.api.queries import PageTokenQuery
 from participants.api.rights import Shown, TopicPath, check_transaction, on_topic
 from participants.api.share_routes import add_share_routes
@@ -45,20 +47,25 @@ from participants.api.subscription_requests import (
 )
 from participants.broker.broker import Broker
 from participants.subscription.definitions import SETTINGS, Definition, Definitions
-from participants.topic.messages import Messages
 from participants.topic.seeking import Target
 from participants.topic.subscription import Subscription
 from participants.topic.subscriptions import Subscriptions
 
 
-def add_subscription_routes(api: APIRouter, broker: Broker) -> None:
-    subscriptions = Subscriptions(broker, Messages(broker))
+def add_consumer_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
+    """Those that a consumer calls all the time."""
+    quick = subscription_router("subscriptions", "consume", DirectRoute)
+    _add_receive_route(quick, subscriptions)
+    _add_acknowledge_route(quick, broker, subscriptions)
+    api.routes.extend(quick.routes)
+
+
+def add_subscription_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
     _add_list_route(api, broker)
     consuming = subscription_router("subscriptions", "consume")
     _add_definition_routes(consuming, broker, subscriptions)
     _add_seek_route(consuming, subscriptions)
-    _add_delivery_routes(consuming, subscriptions)
-    _add_acknowledgement_routes(consuming, broker, subscriptions)
+    _add_return_routes(consuming, subscriptions)
     administering = subscription_router("subscriptions", "admin")
     _add_drop_route(administering, subscriptions)
     api.routes.extend([*consuming.routes, *administering.routes])
@@ -130,21 +137,44 @@ def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         return Response(status_code=204)
 
 
-def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
-    @api.post("/receive", responses=problems(ErrorCode.NOT_FOUND, ErrorCode.ALREADY_EXISTS, 307, 422, 503, 504))
-    async def receive(topic: TopicPath, subscription: NamePath, request: ReceiveRequest, shown: Shown) -> ReceiveAnswer:
+def _add_receive_route(api: APIRouter, subscriptions: Subscriptions) -> None:
+    @api.post(
+        "/receive",
+        response_model=ReceiveAnswer,
+        response_model_exclude_none=True,
+        responses=problems(ErrorCode.NOT_FOUND, ErrorCode.ALREADY_EXISTS, 307, 422, 503, 504),
+    )
+    async def receive(topic: TopicPath, subscription: NamePath, body: ReceiveRequest, request: Request) -> Response:
         """Receive messages for a consumer. They belong to it until they are acknowledged or returned, or the consumer
         is gone."""
         served = await subscriptions.at_home(topic, subscription)
+        shown = request.headers.get("authorization")
         given = await served.receive(
-            request.consumer, request.max, request.wait_ms, shown, session_timeout_ms=request.session_timeout_ms
+            body.consumer, body.max, body.wait_ms, shown, session_timeout_ms=body.session_timeout_ms
         )
-        return ReceiveAnswer(
-            messages=[each.message for each in given.messages],
-            others_hold=given.others_hold,
-            ack_timeout_ms=served.definition.record.ack_timeout_ms,
+        return messages_response(
+            ReceiveAnswer.model_construct(
+                messages=[each.message for each in given.messages],
+                others_hold=given.others_hold,
+                ack_timeout_ms=served.definition.record.ack_timeout_ms,
+            )
         )
 
+
+def _add_acknowledge_route(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
+    @api.post("/acks", response_model_exclude_none=True, responses=problems(*ACK_REFUSALS, 307))
+    async def acknowledge(
+        topic: TopicPath, subscription: NamePath, body: AckMessagesRequest, caller: Caller, request: Request
+    ) -> AckMessagesAnswer:
+        """Acknowledge messages, inside a transaction or immediately. For each broker, either all messages of its
+        segments are acknowledged, or none if any of them conflicts."""
+        wanted = ack_request(body)
+        await check_transaction(broker, wanted.txn_id, caller)
+        await subscriptions.acknowledge(topic, subscription, wanted, request.headers.get("authorization"))
+        return ack_answer(wanted)
+
+
+def _add_return_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
     @api.delete(
         "/consumers/{consumer}",
         status_code=204,
@@ -155,19 +185,6 @@ def _add_delivery_routes(api: APIRouter, subscriptions: Subscriptions) -> None:
         """Remove a consumer. Its messages return at once, and another consumer may take its place."""
         (await subscriptions.at_home(topic, subscription)).leave(consumer)
         return Response(status_code=204)
-
-
-def _add_acknowledgement_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
-    @api.post("/acks", responses=problems(*ACK_REFUSALS, 307))
-    async def acknowledge(
-        topic: TopicPath, subscription: NamePath, request: AckMessagesRequest, caller: Caller, shown: Shown
-    ) -> AckMessagesAnswer:
-        """Acknowledge messages, inside a transaction or immediately. For each broker, either all messages of its
-        segments are acknowledged, or none if any of them conflicts."""
-        wanted = ack_request(request)
-        await check_transaction(broker, wanted.txn_id, caller)
-        await subscriptions.acknowledge(topic, subscription, wanted, shown)
-        return ack_answer(wanted)
 
     @api.post("/redeliver", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503, 504))
     async def redeliver(

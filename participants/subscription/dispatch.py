@@ -244,6 +244,9 @@ class Dispatch:
         position, size, room = frame.position, message_count(frame), taking.room
         indexes: list[int] = []
         index = at.message
+        if not (due_ms or len(self._pending) or self._cursor.overlaps(Span(at, Place.behind(position)))):
+            indexes = list(range(index, min(size, index + room)))  # as below, where there is nothing to ask for each
+            index += len(indexes)
         while index < size and len(indexes) < room and not self._deliveries.far_ahead:
             place = Place(position.ledger, position.entry, index)
             if place not in self._cursor:

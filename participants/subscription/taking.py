@@ -41,7 +41,8 @@ class Chosen(NamedTuple):
 
     @property
     def places(self) -> list[Place]:
-        return [Place.at(self.frame.position)._replace(message=index) for index in self.indexes]
+        position = self.frame.position
+        return [Place(position.ledger, position.entry, index) for index in self.indexes]
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ class TakingEntries(Taking):
 
 
 def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:
-    return ReceivedMessage(**message.model_dump(), redelivery_count=redelivery_count)
+    return ReceivedMessage(**vars(message), redelivery_count=redelivery_count)
 
 
 def share_bytes(frame: RawFrame) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from random import Random
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import metatxn
 from metatxn.wire.batches import pack_batch, packed_message
 from metatxn.wire.frames import Frame, PayloadKind, encode_frame
-from metatxn.wire.names import MessageId, message_ids
+from metatxn.wire.names import MessageId, message_ids, parse_message_ids
 from metatxn.wire.pages import PageHead, PagePart, encode_head
 from metatxn.wire.position import Position
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Outcome
@@ -121,3 +122,22 @@ def test_ids_made_together_are_those_made_one_by_one(segment: str) -> None:
     indexes = [0, 1, 9, 10, 99, 100, 12345]
     expected = [str(MessageId(segment, position, index)) for index in indexes]
     assert message_ids(segment, position, indexes) == expected
+
+
+def test_ids_that_follow_each_other_are_parsed_as_each_is_alone() -> None:
+    places = [("segment://a/b/ü/0000-ffff-0", Position(1, 2)), ("s", Position(12, 345)), ("s2", Position(12, 34))]
+    ids = [text for name, at in places for text in message_ids(name, at, [0, 7, 12, 123, 99_999])]
+    random = Random(7)
+    for _ in range(200):
+        some = random.choices(ids, k=8)
+        assert parse_message_ids(iter(some)) == [MessageId.parse(text) for text in some]
+        start, text = random.choice(ids), random.choice(ids)
+        at = random.randrange(len(text))
+        broken = text[:at] + random.choice("AZaz09-_=.ü ") + text[at + random.randrange(2) :]
+        try:
+            alone = MessageId.parse(broken)
+        except ValueError:
+            with pytest.raises(ValueError, match="is not a"):
+                parse_message_ids([start, text, broken])
+        else:
+            assert parse_message_ids([start, text, broken])[2] == alone

@@ -12,7 +12,7 @@ from unittest import mock
 
 from metatxn.service.direct import add_routes
 from metatxn.service.http import create_app
-from participants.api import routes, subscription_routes
+from participants.api import routes
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.topic.layout import LayoutUpkeep
@@ -33,7 +33,7 @@ class Application:
         layout: Any = self._layout
         with (
             mock.patch.object(routes, "Messages", return_value=self._messages),
-            mock.patch.object(subscription_routes, "Subscriptions", return_value=self._subscriptions),
+            mock.patch.object(routes, "Subscriptions", return_value=self._subscriptions),
         ):
             add_routes(self.app, routes.router(broker, layout), first=True)
 
