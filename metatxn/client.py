@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from metatxn import frames, upgrades
+from metatxn.ahead import BegunAhead
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
 from metatxn.consumer import ACKS_SETTLED_BY, SESSION_TIMEOUT_S, AsyncConsumer, subscription_path
@@ -128,6 +129,7 @@ class AsyncClient:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._ahead = BegunAhead(connection)
         self._producers: weakref.WeakKeyDictionary[AsyncProducer, None] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -148,6 +150,7 @@ class AsyncClient:
         to the transaction's timeout."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.let_go)
+            stack.push_async_callback(self._ahead.close)
             stack.push_async_callback(self._connection.abort_open)
             for delivery in {producer.delivery: None for producer in self._producers} | self._connection.sending:
                 stack.push_async_callback(delivery.close)
@@ -167,7 +170,8 @@ class AsyncClient:
         properties: dict[str, str] | None = None,
         owner: str | None = None,
     ) -> AsyncTransaction:
-        """Begin a transaction, which is aborted if it is open for longer than `timeout_ms`.
+        """Begin a transaction, which is aborted if it is open for longer than `timeout_ms`. While a program begins one
+        after another, the next ones are begun ahead, and have a second more.
 
         A `key` requires the `epoch` that `connect_key` returned. If a `version` is given too, retrying an open version
         returns the same transaction, and a committed one returns a transaction whose `already_committed` is true.
@@ -179,6 +183,10 @@ class AsyncClient:
                 action="Call connect_key(key), which takes over the key, and pass the epoch that it returns.",
                 field="epoch",
             )
+        if key is None and owner is None and version is None and not properties:
+            begun = await self._ahead.take(timeout_ms)
+            if begun is not None:
+                return AsyncTransaction(self._connection, begun.txn_id or "", begun, ends_with_client=True)
         body = {
             "timeout_ms": timeout_ms,
             "owner": owner,

@@ -151,6 +151,8 @@ class FakeCluster:
                 txn_id = f"{len(self.transactions) + 1:032x}"
                 self.transactions[txn_id] = {"txn_id": txn_id, "state": "OPEN", "created_ms": 1}
                 return httpx.Response(201, json=self.transactions[txn_id])
+            case "POST", ["txns", "batch"]:
+                return httpx.Response(200, json={"items": list(map(self._item, json.loads(request.content)["items"]))})
             case "GET", ["txns", txn_id]:
                 return self._header(txn_id)
             case "POST", ["txns", txn_id, "writers"]:
@@ -164,6 +166,12 @@ class FakeCluster:
             case "POST", ["segments", segment_id, "entries"]:
                 return self._append(segment_id, request)
         return problem(ErrorCode.NOT_FOUND, f"nothing at {request.url}")
+
+    def _item(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Of a batch, which begins or aborts."""
+        path = "/txns" if item["op"] == "begin" else f"/txns/{item['txn_id']}/abort"
+        answer = self._serve(httpx.Request("POST", f"{COORDINATOR}/v1{path}", json={}))
+        return {"status": answer.status_code, "txn" if answer.is_success else "problem": answer.json()}
 
     def _header(self, txn_id: str) -> httpx.Response:
         if txn_id not in self.transactions:

@@ -380,4 +380,46 @@ CLIENT = (
         "if middle >= 0 or rows.nbytes <= max_bytes or",
         tests=("tests/metatxn/test_entry_sizes.py::test_rows_of_uneven_size_arrive",),
     ),
+    Mutant(
+        "handed-out-since-the-answer",
+        "5.1: a transaction that was begun ahead is kept for a second after the request, not after its answer",
+        "metatxn/ahead.py",
+        "            if timeout_ms == self._timeout_ms:\n",
+        "            keep_until = loop.time() + AHEAD_S\n"
+        "            begun = [(keep_until, header) for _, header in begun]\n"
+        "            if timeout_ms == self._timeout_ms:\n",
+        tests=("tests/metatxn/test_begun_ahead.py",),
+    ),
+    Mutant(
+        "begun-ahead-for-too-short",
+        "5.1: a transaction that was begun ahead is open for its timeout after it is handed out",
+        "metatxn/ahead.py",
+        "timeout_ms + int(1000 * AHEAD_S)}",
+        "timeout_ms}",
+        tests=("tests/metatxn/test_begun_ahead.py",),
+    ),
+    Mutant(
+        "begun-ahead-under-a-key",
+        "5.1: a begin that may fence is not sent before the program asks for it",
+        "metatxn/client.py",
+        "        if key is None and owner is None and version is None and not properties:\n",
+        "        if owner is None and version is None and not properties:\n",
+        tests=("tests/metatxn/test_begun_ahead.py",),
+    ),
+    Mutant(
+        "begun-ahead-for-another-timeout",
+        "5.1: a transaction that was begun ahead has the timeout that the program asks for",
+        "metatxn/ahead.py",
+        "        if timeout_ms != self._timeout_ms:\n            self._timeout_ms,",
+        "        if not self._timeout_ms:\n            self._timeout_ms,",
+        tests=("tests/metatxn/test_begun_ahead.py",),
+    ),
+    Mutant(
+        "begun-ahead-and-left",
+        "transactions that were begun ahead and are not needed are aborted",
+        "metatxn/ahead.py",
+        "                loop.call_at(keep_until, self._drop_old)\n",
+        "                pass\n",
+        tests=("tests/metatxn/test_begun_ahead.py",),
+    ),
 )
