@@ -25,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -148,6 +148,11 @@ bench-peers-spark: setup $(KAFKA) $(SPARK_KAFKA)  ## The Spark connector beside 
 pulsar-test: setup $(PULSAR)  ## Pulsar's own V5 client against a broker's listener (needs Maven and a Java compiler)
 	@command -v javac >/dev/null || { echo "missing: a Java compiler. On Debian: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
 	$(BIN)/python -m pytest tests/gateways/pulsar/with_java.py
+
+kafka-test: setup $(KAFKA)  ## Programs of Kafka's clients, against Apache Kafka and against us (needs Maven and a Java compiler)
+	@command -v javac >/dev/null || { echo "missing: a Java compiler. On Debian: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --editable '.[peers]'
+	$(BIN)/python -m pytest tests/gateways/differential/with_kafka.py
 
 # What Maven brings has to be what it was when the benchmark, or the test, was written.
 define from_maven

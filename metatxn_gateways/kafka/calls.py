@@ -9,7 +9,7 @@ from typing import Any
 from metastore.txn.records.topics import TopicRecord
 from metatxn.service.security.principal import Principal
 from metatxn_gateways.kafka.cluster import KafkaCluster, Leader
-from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
+from metatxn_gateways.kafka.codes import FENCED_SINCE, REFUSALS, KafkaCode, KafkaError, as_known, code_of, error_code
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, require_right, topic_id
 from metatxn_gateways.kafka.producers import EPOCH, Producers
@@ -192,7 +192,7 @@ class Calls:
             before = None if (request.producer_id or -1) < 0 else (request.producer_id, request.producer_epoch)
             producer_id = await self._producers.connect(request.transactional_id, timeout_ms, before, request.caller)
         except REFUSALS as error:
-            code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
+            code = as_known(code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE), response.version >= 4)
         return response.make(
             "InitProducerIdResponse",
             throttle_time=NO_TIME,
@@ -204,7 +204,7 @@ class Calls:
     async def add_partitions_to_txn(self, request: CallRequest, response: CallResponse) -> Any:
         topics = request.v3_and_below_topics or request.topics or ()
         wanted = [(each.name, partition) for each in topics for partition in each.partitions]
-        codes = await self._added(request, wanted)
+        codes = await self._added(request, response.version, wanted)
         results = []
         for each in topics:
             found = [
@@ -222,7 +222,9 @@ class Calls:
             "AddPartitionsToTxnResponse", throttle_time=NO_TIME, results_by_topic_v3_and_below=tuple(results)
         )
 
-    async def _added(self, request: CallRequest, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], KafkaCode]:
+    async def _added(
+        self, request: CallRequest, version: int, wanted: list[tuple[str, int]]
+    ) -> dict[tuple[str, int], KafkaCode]:
         """All of them, or none. They may be served by other brokers."""
         segments: list[Segment] = []
         codes: dict[tuple[str, int], KafkaCode] = {}
@@ -244,7 +246,8 @@ class Calls:
             )
             await self._producers.add(producer, segments)
         except REFUSALS as error:
-            return dict.fromkeys(wanted, code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE))
+            code = as_known(code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE), version >= FENCED_SINCE)
+            return dict.fromkeys(wanted, code)
         return dict.fromkeys(wanted, KafkaCode.NONE)
 
     async def end_txn(self, request: CallRequest, response: CallResponse) -> Any:
@@ -256,7 +259,7 @@ class Calls:
             await self._producers.end(producer, commit=request.committed)
             self._coordination.ended(producer.groups)
         except REFUSALS as error:
-            code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
+            code = as_known(code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE), response.version >= FENCED_SINCE)
         return response.make("EndTxnResponse", throttle_time=NO_TIME, error_code=error_code(code))
 
 

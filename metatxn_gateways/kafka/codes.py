@@ -75,6 +75,10 @@ TRANSACTION_ENDED = (
 )
 
 
+FENCED_SINCE = 2
+"""The version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn that has PRODUCER_FENCED."""
+
+
 class KafkaError(Exception):
     """What is asked for is refused with this code."""
 
@@ -108,6 +112,11 @@ def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_F
         case errors.InvalidArgument():
             return KafkaCode.INVALID_REQUEST
     return KafkaCode.INVALID_PRODUCER_EPOCH if isinstance(error, TRANSACTION_ENDED) else unavailable
+
+
+def as_known(code: KafkaCode, known: bool) -> KafkaCode:
+    """What tells a client that it was fenced, whether its version of the request has the code for that or not."""
+    return KafkaCode.INVALID_PRODUCER_EPOCH if code is KafkaCode.PRODUCER_FENCED and not known else code
 
 
 def status_of(error: Exception) -> int:

@@ -9,7 +9,16 @@ from typing import Any
 from metatxn.service.security.principal import Principal
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
-from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, code_of, error_code
+from metatxn_gateways.kafka.codes import (
+    FENCED_SINCE,
+    REFUSALS,
+    TRANSACTION_ENDED,
+    KafkaCode,
+    KafkaError,
+    as_known,
+    code_of,
+    error_code,
+)
 from metatxn_gateways.kafka.coordination import Coordination
 from metatxn_gateways.kafka.groups import Joining, MemberIdRequired
 from metatxn_gateways.kafka.offsets import GivenOffset, checked_offset
@@ -155,7 +164,7 @@ class GroupCalls:
             await self._producers.add(producer, [])
             producer.groups.add(request.group_id)
         except REFUSALS as error:
-            code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
+            code = as_known(code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE), response.version >= FENCED_SINCE)
         return response.make("AddOffsetsToTxnResponse", throttle_time=_NO_TIME, error_code=error_code(code))
 
     async def txn_offset_commit(self, request: CallRequest, response: CallResponse) -> Any:
@@ -206,7 +215,7 @@ class GroupCalls:
             if offsets:
                 await commit(offsets)
         except REFUSALS as error:
-            code = code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE)
+            code = as_known(code_of(error, KafkaCode.COORDINATOR_NOT_AVAILABLE), known=False)
         codes.update(dict.fromkeys(good, code))
         topics = tuple(
             response.make(

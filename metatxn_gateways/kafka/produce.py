@@ -23,7 +23,7 @@ from metatxn.wire.record_batches import (
     MAGIC,
     TRANSACTIONAL,
 )
-from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, code_of
+from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, as_known, code_of
 from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
 from metatxn_gateways.kafka.partitions import Partitions, require_right
 from metatxn_gateways.kafka.producers import EPOCH, Producers, TransactionalProducer
@@ -125,7 +125,7 @@ class Produce:
         try:
             return await self._appended(part, transactional_id, turns, caller)
         except REFUSALS as error:
-            return _Result(code_of(error))
+            return _Result(as_known(code_of(error), known=False))
 
     async def _appended(self, part: _Part, transactional_id: str | None, turns: Turns, caller: Principal) -> _Result:
         require_right(caller, "produce", part.topic)

@@ -399,7 +399,7 @@ async def test_a_producer_that_was_fenced_elsewhere_is_told_so(brokers: Brokers)
     assert (await leader.ask.produce("t", 0, b"a", holder=before, sequence=0))[0] == KafkaCode.NONE
     after = Holder("x")
     assert await two.ask.init(after) == KafkaCode.NONE
-    assert (await leader.ask.produce("t", 0, b"b", holder=before, sequence=1))[0] == KafkaCode.PRODUCER_FENCED
+    assert (await leader.ask.produce("t", 0, b"b", holder=before, sequence=1))[0] == KafkaCode.INVALID_PRODUCER_EPOCH
     assert await one.ask.add_partitions(before, ("t", 0)) == KafkaCode.PRODUCER_FENCED
     assert await one.ask.end(before, commit=True) == KafkaCode.PRODUCER_FENCED
     assert await one.ask.init(before) == KafkaCode.PRODUCER_FENCED

@@ -15,6 +15,7 @@ import pytest
 from metastore.txn.key_records import read_key
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode
+from metatxn_gateways.kafka.service import OFFERED
 from tests.gateways.asking import Asking, Holder, asked, batch, code_in, made
 from tests.gateways.conftest import Gateway
 
@@ -117,3 +118,28 @@ async def test_a_producer_gets_its_next_id_once_however_often_it_asks(gateway: G
     assert await ask.init(holder) == KafkaCode.NONE
     holder.producer_id = first
     assert await ask.init(holder) == KafkaCode.PRODUCER_FENCED
+
+
+async def test_a_fenced_producer_is_told_what_its_version_knows(gateway: Gateway) -> None:
+    """Clients of earlier versions know no PRODUCER_FENCED, and take it for an error of their own."""
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    assert await ask.init(Holder("x")) == KafkaCode.NONE
+    fields = holder.fields
+    topic = {"name": "t", "partitions": (0,)}
+    adding = {f"v3_and_below_{name}": value for name, value in fields.items()}
+    for api_key, kind, since, values in (
+        (22, "InitProducerIdRequest", 4, fields | {"transaction_timeout": timedelta(seconds=60)}),
+        (24, "AddPartitionsToTxnRequest", 2, adding),
+        (25, "AddOffsetsToTxnRequest", 2, fields | {"group_id": "g"}),
+        (26, "EndTxnRequest", 2, fields | {"committed": True}),
+    ):
+        for version in OFFERED[api_key]:
+            if api_key == 22 and version < 3:
+                continue  # it does not say which producer asks
+            if api_key == 24:
+                values["v3_and_below_topics"] = (made(24, version, "AddPartitionsToTxnTopic", **topic),)
+            told = (await code_in(gateway, api_key, version, kind, **values))[1]
+            assert told == (KafkaCode.INVALID_PRODUCER_EPOCH if version < since else KafkaCode.PRODUCER_FENCED), kind
+    late = KafkaCode.INVALID_PRODUCER_EPOCH
+    assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == late
+    assert await ask.commit_offsets_in(holder, "g", {("t", 0): 1}) == late

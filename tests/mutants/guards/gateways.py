@@ -58,6 +58,14 @@ GATEWAYS = (
         tests=(f"{_ADMIN}::test_nothing_goes_that_an_open_transaction_holds_back",),
     ),
     Mutant(
+        "fenced-in-a-code-that-is-not-known",
+        "a fenced producer is told so in a code that the version of its request has",
+        "metatxn_gateways/kafka/codes.py",
+        "    return KafkaCode.INVALID_PRODUCER_EPOCH if code is KafkaCode.PRODUCER_FENCED and not known else code\n",
+        "    return code\n",
+        tests=("tests/gateways/test_kafka_producers.py::test_a_fenced_producer_is_told_what_its_version_knows",),
+    ),
+    Mutant(
         "stranger-in-a-group",
         "a member of a group may consume whatever the group is subscribed to",
         "metatxn_gateways/kafka/group_rights.py",

@@ -1,0 +1,297 @@
+"""A program of confluent-kafka, and a journal of all that it is told: values, offsets, positions and errors.
+
+Against Apache Kafka and against us the journals are equal. Offsets in topics with transactions are told as numbers of
+records, because Kafka spends an offset on the end of each transaction (docs/kafka.md).
+
+Run as a program, it writes the journal: `python -m tests.gateways.differential.confluent HOST:PORT`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+PATIENCE_S = 60
+FAST = {
+    "reconnect.backoff.ms": 10,
+    "reconnect.backoff.max.ms": 100,
+    "topic.metadata.refresh.fast.interval.ms": 10,
+}
+
+
+class Program:
+    def __init__(self, servers: str) -> None:
+        self._settings = {"bootstrap.servers": servers, **FAST}
+        self.journal: list[str] = []
+        self._admin = AdminClient(self._settings)
+
+    def run(self) -> list[str]:
+        for part in (
+            self._topics,
+            self._records,
+            self._transactions,
+            self._fencing,
+            self._groups,
+            self._administration,
+        ):
+            self.journal.append(f"# {part.__name__.strip('_')}")
+            part()
+        return self.journal
+
+    # -- telling -----------------------------------------------------------------------------------------------
+
+    def tell(self, what: str, *values: Any) -> None:
+        self.journal.append(f"{what}: {json.dumps(values if len(values) != 1 else values[0])}")
+
+    def attempt(self, what: str, action: Callable[[], Any]) -> None:
+        """Tell the result, or the name of the error."""
+        try:
+            found = action()
+        except KafkaException as error:
+            found = error.args[0].name()
+        self.tell(what, found)
+
+    # -- clients -----------------------------------------------------------------------------------------------
+
+    def _create(self, *names: str, partitions: int = 1) -> None:
+        for created in self._admin.create_topics([NewTopic(each, partitions, 1) for each in names]).values():
+            created.result(PATIENCE_S)
+
+    def _producer(self, **options: Any) -> Producer:
+        return Producer({**self._settings, "linger.ms": 0, **options})
+
+    def _consumer(self, group: str, **options: Any) -> Consumer:
+        settings = {**self._settings, "group.id": group, "enable.auto.commit": False, "fetch.wait.max.ms": 10}
+        return Consumer({**settings, "heartbeat.interval.ms": 100, "auto.offset.reset": "earliest", **options})
+
+    def _send(self, producer: Producer, topic: str, value: str | None, **options: Any) -> int | str:
+        """The offset, or the name of the error."""
+        answers: list[int | str] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            answers.append(message.offset() if error is None else error.name())
+
+        producer.produce(topic, value, **{"partition": 0, **options}, on_delivery=delivered)
+        assert producer.flush(PATIENCE_S) == 0
+        return answers[0]
+
+    def _read(self, topic: str, isolation: str, offset: int = 0, partition: int = 0) -> tuple[list[Any], int]:
+        """All messages, and the position at the end."""
+        consumer = self._consumer("none", **{"isolation.level": isolation, "enable.partition.eof": True})
+        consumer.assign([TopicPartition(topic, partition, offset)])
+        found: list[Any] = []
+        try:
+            while True:
+                message = consumer.poll(PATIENCE_S)
+                assert message is not None, "nothing came"
+                if (error := message.error()) is not None:
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    return found, message.offset()
+                found.append(message)
+        finally:
+            consumer.close()
+
+    @contextmanager
+    def _member(self, group: str, *topics: str, **options: Any) -> Iterator[Consumer]:
+        consumer = self._consumer(group, **options)
+        consumer.subscribe(list(topics))
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+    # -- parts -------------------------------------------------------------------------------------------------
+
+    def _topics(self) -> None:
+        def create(name: str, partitions: int, replicas: int = 1) -> Callable[[], Any]:
+            new = NewTopic(name, partitions, replicas)
+            return lambda: self._admin.create_topics([new])[name].result(PATIENCE_S)
+
+        self.attempt("create", create("one", 2))
+        self.attempt("create again", create("one", 2))
+        self.attempt("create without partitions", create("none", 0))
+        self.attempt("create with three replicas", create("three", 1, 3))
+        self.attempt("create with a wrong name", create("a/b", 1))
+        topics = self._admin.list_topics(timeout=PATIENCE_S).topics
+        self.tell("listed", [(name, len(topics[name].partitions)) for name in sorted(topics) if name[0] != "_"])
+        self.attempt("delete", lambda: self._admin.delete_topics(["one"])["one"].result(PATIENCE_S))
+        self.attempt("delete what is not there", lambda: self._admin.delete_topics(["no"])["no"].result(PATIENCE_S))
+        soon = {"topic.metadata.propagation.max.ms": 100}
+        error = self._admin.list_topics("no", PATIENCE_S).topics["no"].error
+        self.tell("look at what is not there", error.name() if error is not None else None)
+        self.tell("send to what is not there", self._send(self._producer(**soon), "no", "a"))
+
+    def _records(self) -> None:
+        self._create("plain", partitions=2)
+        for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
+            producer = self._producer(**{"compression.type": compression, "enable.idempotence": True})
+            options = {"key": compression, "headers": [("h", b"\0x"), ("h", b"")], "timestamp": 1_700_000_000_000}
+            self.tell(compression, [self._send(producer, "plain", value, **options) for value in ("a" * 100, "", None)])
+        self.tell("the other partition", self._send(self._producer(), "plain", "b", partition=1))
+        self.attempt("no such partition", lambda: self._send(self._producer(), "plain", "b", partition=7))
+        found, end = self._read("plain", "read_committed")
+        for each in found:
+            value = None if each.value() is None else each.value().decode()
+            headers = [(name, text.decode()) for name, text in each.headers()]
+            self.tell("read", each.offset(), each.key().decode(), value, headers, each.timestamp())
+        self.tell("the end", end)
+        self.tell("from the middle", [each.offset() for each in self._read("plain", "read_committed", 7)[0]])
+        consumer = self._consumer("none")
+        self.tell("watermarks", consumer.get_watermark_offsets(TopicPartition("plain", 0), PATIENCE_S))
+        consumer.close()
+        strict = {"auto.offset.reset": "error"}
+        for offset in (99,):
+            consumer = self._consumer("none", **strict)
+            consumer.assign([TopicPartition("plain", 0, offset)])
+            message = consumer.poll(PATIENCE_S)
+            self.tell("out of range", message.error().name() if message is not None else None)
+            consumer.close()
+
+    def _transactions(self) -> None:
+        self._create("decided")
+        producer = self._producer(**{"transactional.id": "x"})
+        producer.init_transactions(PATIENCE_S)
+        for value, commit in (("a", True), ("b", False), ("c", True), ("d", False)):
+            producer.begin_transaction()
+            for half in (1, 2):
+                self._send(producer, "decided", f"{value}{half}")
+            (producer.commit_transaction if commit else producer.abort_transaction)(PATIENCE_S)
+        producer.begin_transaction()
+        self._send(producer, "decided", "open")
+        for isolation in ("read_committed", "read_uncommitted"):
+            self.tell(isolation, [each.value().decode() for each in self._read("decided", isolation)[0]])
+        places = {TopicPartition("decided", 0): OffsetSpec.latest()}
+        offsets = [
+            self._admin.list_offsets(places, isolation_level=level)[TopicPartition("decided", 0)].result(PATIENCE_S)
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        ]
+        self.tell("records that are not stable", offsets[1].offset - offsets[0].offset)
+        producer.commit_transaction(PATIENCE_S)
+        self.tell("at last", [each.value().decode() for each in self._read("decided", "read_committed")[0]])
+        producer.begin_transaction()
+        self.attempt("nothing in it", lambda: producer.commit_transaction(PATIENCE_S))
+        self.attempt("outside", lambda: self._send_outside(producer))
+
+    def _send_outside(self, producer: Producer) -> None:
+        producer.produce("decided", "outside", partition=0)
+
+    def _fencing(self) -> None:
+        self._create("fenced")
+        first, second = (self._producer(**{"transactional.id": "y"}) for _ in range(2))
+        first.init_transactions(PATIENCE_S)
+        first.begin_transaction()
+        self._send(first, "fenced", "lost")
+        second.init_transactions(PATIENCE_S)
+        self.attempt("commit of the fenced one", lambda: first.commit_transaction(PATIENCE_S))
+        self.attempt("abort of the fenced one", lambda: first.abort_transaction(PATIENCE_S))
+        second.begin_transaction()
+        self._send(second, "fenced", "kept")
+        second.commit_transaction(PATIENCE_S)
+        self.tell("committed", [each.value().decode() for each in self._read("fenced", "read_committed")[0]])
+
+    def _committed(self, group: str, topic: str) -> list[Any]:
+        """By partition. Kafka answers an EndTxn before its offsets are there."""
+        places = [TopicPartition(topic, partition) for partition in range(2)]
+        while True:
+            wanted = ConsumerGroupTopicPartitions(group, places)
+            found = self._admin.list_consumer_group_offsets([wanted], require_stable=True)[group].result(PATIENCE_S)
+            if not any(each.error for each in found.topic_partitions):
+                return sorted((each.partition, each.offset) for each in found.topic_partitions)
+
+    def _groups(self) -> None:
+        self._create("shared", partitions=2)
+        producer = self._producer()
+        for number in range(6):
+            self._send(producer, "shared", str(number), partition=number % 2)
+        with self._member("g", "shared") as member:
+            seen: list[str] = []
+            while len(seen) < 6:
+                seen += [
+                    each.value().decode() for each in member.consume(6 - len(seen), PATIENCE_S) if not each.error()
+                ]
+            self.tell("consumed", sorted(seen))
+            member.commit(asynchronous=False)
+            self.tell("committed", self._committed("g", "shared"))
+            described = self._admin.describe_consumer_groups(["g"])["g"].result(PATIENCE_S)
+            assigned = described.members[0].assignment.topic_partitions
+            self.tell("described", described.state.name, sorted((each.topic, each.partition) for each in assigned))
+            deleting = self._admin.delete_consumer_groups(["g"])["g"]
+            self.attempt("delete with members", lambda: deleting.result(PATIENCE_S))
+            member.commit(offsets=[TopicPartition("shared", 0, 1, metadata="back")], asynchronous=False)
+        self.tell("committed again", self._committed("g", "shared"))
+        transactional = self._producer(**{"transactional.id": "z"})
+        transactional.init_transactions(PATIENCE_S)
+        with self._member("g", "shared") as member:
+            (message,) = _consumed(member, 1)
+            self.tell("goes on at", message.partition(), message.offset())
+            for commit in (False, True):
+                transactional.begin_transaction()
+                offsets = [TopicPartition("shared", 0, 3)]
+                transactional.send_offsets_to_transaction(offsets, member.consumer_group_metadata(), PATIENCE_S)
+                (transactional.commit_transaction if commit else transactional.abort_transaction)(PATIENCE_S)
+                self.tell("after a commit" if commit else "after an abort", self._committed("g", "shared"))
+
+    def _administration(self) -> None:
+        self._create("kept")
+        producer = self._producer()
+        for value in ("a", "b", "c"):
+            self._send(producer, "kept", value)
+        place = TopicPartition("kept", 0, 2)
+        deleted = self._admin.delete_records([place])[place].result(PATIENCE_S)
+        self.tell("begins at", deleted.low_watermark)
+        self.tell(
+            "left", [(each.offset(), each.value().decode()) for each in self._read("kept", "read_committed", 2)[0]]
+        )
+        beyond = TopicPartition("kept", 0, 9)
+        self.attempt("beyond the end", lambda: self._admin.delete_records([beyond])[beyond].result(PATIENCE_S))
+        for name, value in (("retention.ms", "70000"), ("retention.ms", "soon"), ("no.such.setting", "1")):
+            entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            resource = ConfigResource(ResourceType.TOPIC, "kept", incremental_configs=[entry])
+            changing = self._admin.incremental_alter_configs([resource])[resource]
+            self.attempt(f"{name}={value}", partial(changing.result, PATIENCE_S))
+        resource = ConfigResource(ResourceType.TOPIC, "kept")
+        found = self._admin.describe_configs([resource])[resource].result(PATIENCE_S)
+        for name in ("retention.ms", "cleanup.policy", "min.insync.replicas", "message.timestamp.type"):
+            self.tell(name, found[name].value)
+        self.tell(
+            "groups", sorted(each.group_id for each in self._admin.list_consumer_groups().result(PATIENCE_S).valid)
+        )
+        for name in ("g", "nobody"):
+            deleting = self._admin.delete_consumer_groups([name])[name]
+            self.attempt(f"delete group {name}", partial(deleting.result, PATIENCE_S))
+        self.tell("nodes", len(self._admin.describe_cluster().result(PATIENCE_S).nodes))
+
+
+def _consumed(member: Consumer, number: int) -> Sequence[Any]:
+    found: list[Any] = []
+    while len(found) < number:
+        found += [each for each in member.consume(number - len(found), PATIENCE_S) if not each.error()]
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write("".join(f"{line}\n" for line in Program(sys.argv[1]).run()))
