@@ -33,6 +33,14 @@ Handler = Callable[[memoryview], Awaitable[Reply | None] | None]
 OnConnect = Callable[["FrameConnection"], Handler]
 
 
+OnClosed = Callable[[str], None]
+"""Called with the reason when a connection is closed from here: `malformed`, `not_authenticated` or `too_many`."""
+
+
+def ignored(reason: str) -> None:
+    """Nobody counts."""
+
+
 class MalformedRequest(Exception):
     """These bytes are no request, or none that is offered. The connection is closed."""
 
@@ -44,8 +52,9 @@ class NotAuthenticated(MalformedRequest):
 class FrameConnection(asyncio.BufferedProtocol):
     """One connection. Used only from the event loop of its process."""
 
-    def __init__(self, connect: OnConnect, connections: set[FrameConnection]) -> None:
+    def __init__(self, connect: OnConnect, connections: set[FrameConnection], closed: OnClosed = ignored) -> None:
         self._connect = connect
+        self.closed = closed
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._into = self._size = bytearray(_SIZE_BYTES)
@@ -65,6 +74,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
         if len(self._connections) >= MAX_CONNECTIONS:
             log.warning("connection refused: there are too many", peer=self.peer)
+            self.closed("too_many")
             self._transport.abort()
             return
         self._connections.add(self)
@@ -132,8 +142,10 @@ class FrameConnection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             if isinstance(error, NotAuthenticated):
                 log.info("connection closed: not authenticated", peer=self.peer, why=str(error))
+                self.closed("not_authenticated")
             else:
                 log.warning("connection closed: malformed request", peer=self.peer, why=str(error))
+                self.closed("malformed")
             self._transport.abort()
 
     def abort(self) -> None:
@@ -193,11 +205,19 @@ def _looked_at(answering: asyncio.Future[Reply | None]) -> None:
 class FrameServer:
     """Listens on one address, with or without TLS. `connect` is called for each connection and returns its handler."""
 
-    def __init__(self, connect: OnConnect, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        connect: OnConnect,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        closed: OnClosed = ignored,
+    ) -> None:
         self._connect = connect
         self._host = host
         self._port = port
         self._tls = tls
+        self._closed = closed
         self._server: asyncio.Server | None = None
         self._connections: set[FrameConnection] = set()
 
@@ -207,11 +227,19 @@ class FrameServer:
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._connections)
+
     async def start(self) -> None:
         """Raises `OSError` if the port is in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: FrameConnection(self._connect, self._connections), self._host, self._port, ssl=self._tls
+            lambda: FrameConnection(self._connect, self._connections, self._closed),
+            self._host,
+            self._port,
+            ssl=self._tls,
         )
 
     async def stop(self) -> None:

@@ -32,6 +32,8 @@ from metatxn.cli.main import app as command_line
 from metatxn.service.direct import add_routes
 from metatxn.service.limits import Limits
 from metatxn.wire.errors import BY_CODE
+from metatxn_gateways.kafka.metrics import KafkaMetrics
+from metatxn_gateways.kafka.requests import KafkaRequest
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.service import BrokerService
@@ -163,6 +165,14 @@ def commands(command: Any, path: tuple[str, ...] = ("metatxn",)) -> Iterator[tup
 COMMANDS = dict(commands(typer.main.get_command(command_line)))
 
 
+def metrics_of_kafka() -> dict[str, str]:
+    registry = CollectorRegistry()
+    metrics = KafkaMetrics(lambda: 0, lambda: 0)
+    metrics.answered(KafkaRequest.PRODUCE, 0.0)
+    metrics.register(registry)
+    return exposed(registry)
+
+
 async def metrics_of_coordinator() -> dict[str, str]:
     service = CoordinatorService(MemoryStore(INDEXES))
     await service.survey.look_once()
@@ -286,6 +296,7 @@ def test_the_page_has_every_variable_and_no_other() -> None:
 async def test_the_page_has_every_metric_and_no_other() -> None:
     for section, found in {
         "metrics-of-a-coordinator": await metrics_of_coordinator(),
+        "metrics-of-kafkas-clients": metrics_of_kafka(),
         "metrics-of-a-broker": exposed(BrokerService(MemoryStore(INDEXES), data_dir="never-opened").metrics.registry),
     }.items():
         assert {name: cells[0] for name, cells in rows(section, "metric").items()} == found

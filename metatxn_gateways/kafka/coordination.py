@@ -116,6 +116,11 @@ class Coordination:
 
     # -- administration ----------------------------------------------------------------------------------------
 
+    @property
+    def in_use(self) -> int:
+        """The groups with members."""
+        return sum(bool(group.members) for group in self._groups.values())
+
     async def names(self) -> set[str]:
         """The groups that this broker coordinates, also those that are gone. Raises the store's errors."""
         stored = await self.offsets.names()

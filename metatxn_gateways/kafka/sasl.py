@@ -21,6 +21,7 @@ from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn_gateways.kafka.codes import KafkaCode, error_code
+from metatxn_gateways.kafka.requests import KafkaRequest
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from metatxn_gateways.listener import MAX_REQUEST_BYTES, FrameConnection, NotAuthenticated
 
@@ -50,7 +51,7 @@ class SaslSession:
     @property
     def calls(self) -> dict[int, Callable[[CallRequest, CallResponse], Awaitable[Any]]]:
         """Those that need no token."""
-        return {17: self.handshake, 36: self.authenticate}
+        return {KafkaRequest.SASL_HANDSHAKE: self.handshake, KafkaRequest.SASL_AUTHENTICATE: self.authenticate}
 
     @property
     def address(self) -> str | None:
@@ -107,6 +108,7 @@ class SaslSession:
     def _too_late(self, link: FrameConnection) -> None:
         if self._token is None:
             log.info("connection closed: not authenticated", peer=link.peer, why="no token came in time")
+            link.closed("not_authenticated")
             link.abort()
 
 

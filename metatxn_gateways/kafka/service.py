@@ -32,10 +32,12 @@ from metatxn_gateways.kafka.cutting import Cutter
 from metatxn_gateways.kafka.fetch import Fetch
 from metatxn_gateways.kafka.group_admin import GroupAdmin
 from metatxn_gateways.kafka.group_calls import GroupCalls
+from metatxn_gateways.kafka.metrics import KafkaMetrics
 from metatxn_gateways.kafka.offsets import CommittedOffsets
 from metatxn_gateways.kafka.partitions import Partitions
 from metatxn_gateways.kafka.produce import Produce, Turns
 from metatxn_gateways.kafka.producers import Producers
+from metatxn_gateways.kafka.requests import OFFERED, KafkaRequest
 from metatxn_gateways.kafka.sasl import SaslSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
 from metatxn_gateways.kafka.topic_calls import TopicCalls
@@ -45,45 +47,7 @@ from metatxn_gateways.serving import ServingBroker
 from participants.broker.broker import Broker
 
 DEFAULT_PORT = 9092
-PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
 CORRELATION = struct.Struct(">i")
-OFFERED: dict[int, range] = {
-    PRODUCE: produce.VERSIONS,
-    FETCH: fetch.VERSIONS,
-    2: range(1, 7),  # ListOffsets
-    3: range(1, 13),  # Metadata
-    8: range(2, 10),  # OffsetCommit
-    9: range(1, 9),  # OffsetFetch
-    10: range(5),  # FindCoordinator
-    11: range(10),  # JoinGroup
-    12: range(5),  # Heartbeat
-    13: range(6),  # LeaveGroup
-    14: range(6),  # SyncGroup
-    15: range(6),  # DescribeGroups
-    16: range(5),  # ListGroups
-    17: range(1, 2),  # SaslHandshake
-    API_VERSIONS: range(5),
-    19: range(2, 6),  # CreateTopics
-    20: range(1, 5),  # DeleteTopics
-    21: range(3),  # DeleteRecords
-    22: range(5),  # InitProducerId
-    23: range(2, 5),  # OffsetForLeaderEpoch
-    24: range(4),  # AddPartitionsToTxn
-    25: range(4),  # AddOffsetsToTxn
-    26: range(4),  # EndTxn
-    28: range(5),  # TxnOffsetCommit
-    32: range(1, 5),  # DescribeConfigs
-    36: range(3),  # SaslAuthenticate
-    42: range(3),  # DeleteGroups
-    44: range(2),  # IncrementalAlterConfigs
-    47: range(1),  # OffsetDelete
-    60: range(2),  # DescribeCluster
-    61: range(1),  # DescribeProducers
-    65: range(1),  # DescribeTransactions
-    66: range(2),  # ListTransactions
-}
-"""What ApiVersions tells, and nothing else is answered."""
-
 _Call = Callable[[CallRequest, CallResponse], Awaitable[Any]]
 
 
@@ -121,7 +85,8 @@ class KafkaListener:
         self._advertise = advertise
         self._running = AsyncExitStack()
         self._authenticator = exposure.authenticator
-        self._server = FrameServer(self._connect, host, port, exposure.tls)
+        self._metrics = KafkaMetrics(lambda: self._server.connections, lambda: self._coordination.in_use)
+        self._server = FrameServer(self._connect, host, port, exposure.tls, self._metrics.closed)
         self._calls: dict[int, _Call] = {}
 
     @property
@@ -159,38 +124,40 @@ class KafkaListener:
         transaction_admin = TransactionAdmin(self._store, broker.clock, partitions, cluster)
         self._produce, self._fetch = Produce(partitions, producers), Fetch(partitions)
         self._calls = {
-            2: calls.list_offsets,
-            3: calls.metadata,
-            8: groups.offset_commit,
-            9: groups.offset_fetch,
-            10: calls.find_coordinator,
-            11: groups.join_group,
-            12: groups.heartbeat,
-            13: groups.leave_group,
-            14: groups.sync_group,
-            15: group_admin.describe_groups,
-            16: group_admin.list_groups,
-            19: topics.create_topics,
-            20: topics.delete_topics,
-            21: topics.delete_records,
-            22: calls.init_producer_id,
-            23: calls.offset_for_leader_epoch,
-            24: calls.add_partitions_to_txn,
-            25: groups.add_offsets_to_txn,
-            26: calls.end_txn,
-            28: groups.txn_offset_commit,
-            32: configs.describe,
-            42: group_admin.delete_groups,
-            44: configs.alter,
-            47: group_admin.offset_delete,
-            60: calls.describe_cluster,
-            61: transaction_admin.describe_producers,
-            65: transaction_admin.describe_transactions,
-            66: transaction_admin.list_transactions,
+            KafkaRequest.LIST_OFFSETS: calls.list_offsets,
+            KafkaRequest.METADATA: calls.metadata,
+            KafkaRequest.OFFSET_COMMIT: groups.offset_commit,
+            KafkaRequest.OFFSET_FETCH: groups.offset_fetch,
+            KafkaRequest.FIND_COORDINATOR: calls.find_coordinator,
+            KafkaRequest.JOIN_GROUP: groups.join_group,
+            KafkaRequest.HEARTBEAT: groups.heartbeat,
+            KafkaRequest.LEAVE_GROUP: groups.leave_group,
+            KafkaRequest.SYNC_GROUP: groups.sync_group,
+            KafkaRequest.DESCRIBE_GROUPS: group_admin.describe_groups,
+            KafkaRequest.LIST_GROUPS: group_admin.list_groups,
+            KafkaRequest.CREATE_TOPICS: topics.create_topics,
+            KafkaRequest.DELETE_TOPICS: topics.delete_topics,
+            KafkaRequest.DELETE_RECORDS: topics.delete_records,
+            KafkaRequest.INIT_PRODUCER_ID: calls.init_producer_id,
+            KafkaRequest.OFFSET_FOR_LEADER_EPOCH: calls.offset_for_leader_epoch,
+            KafkaRequest.ADD_PARTITIONS_TO_TXN: calls.add_partitions_to_txn,
+            KafkaRequest.ADD_OFFSETS_TO_TXN: groups.add_offsets_to_txn,
+            KafkaRequest.END_TXN: calls.end_txn,
+            KafkaRequest.TXN_OFFSET_COMMIT: groups.txn_offset_commit,
+            KafkaRequest.DESCRIBE_CONFIGS: configs.describe,
+            KafkaRequest.DELETE_GROUPS: group_admin.delete_groups,
+            KafkaRequest.INCREMENTAL_ALTER_CONFIGS: configs.alter,
+            KafkaRequest.OFFSET_DELETE: group_admin.offset_delete,
+            KafkaRequest.DESCRIBE_CLUSTER: calls.describe_cluster,
+            KafkaRequest.DESCRIBE_PRODUCERS: transaction_admin.describe_producers,
+            KafkaRequest.DESCRIBE_TRANSACTIONS: transaction_admin.describe_transactions,
+            KafkaRequest.LIST_TRANSACTIONS: transaction_admin.list_transactions,
         }
         await stack.enter_async_context(cluster.running())
         stack.push_async_callback(self._server.stop)
         await self._server.start()
+        self._metrics.register(broker.metrics.registry)
+        stack.callback(broker.metrics.registry.unregister, self._metrics)
         cluster.refuse_rival()
         coordination.start()
         stack.push_async_callback(coordination.stop)
@@ -211,9 +178,18 @@ class KafkaListener:
 
     async def _answer(self, received: memoryview, *, turns: Turns, session: SaslSession) -> Reply | None:
         cutter = Cutter(received)
-        api_key, version, correlation = cutter.number(2), cutter.number(2), cutter.number(4)
+        api_key, version, loop = cutter.number(2), cutter.number(2), asyncio.get_running_loop()
+        began_s = loop.time()
+        answer = await self._answered(api_key, version, cutter, turns, session)
+        self._metrics.answered(api_key, loop.time() - began_s)
+        return answer
+
+    async def _answered(
+        self, api_key: int, version: int, cutter: Cutter, turns: Turns, session: SaslSession
+    ) -> Reply | None:
+        correlation = cutter.number(4)
         head = CORRELATION.pack(correlation)
-        if api_key == API_VERSIONS and version not in OFFERED[API_VERSIONS]:
+        if api_key == KafkaRequest.API_VERSIONS and version not in OFFERED[KafkaRequest.API_VERSIONS]:
             return [head, _versions(0, KafkaCode.UNSUPPORTED_VERSION)]
         if version not in OFFERED.get(api_key, ()):
             raise MalformedRequest(f"request {api_key} in version {version} is not offered")
@@ -221,13 +197,13 @@ class KafkaListener:
         flexible = _is_flexible(api_key, version)
         cutter.flexible = flexible
         cutter.tags()
-        if api_key == API_VERSIONS:
+        if api_key == KafkaRequest.API_VERSIONS:
             return [head, _versions(version, KafkaCode.NONE)]
         if flexible:
             head += b"\0"
-        if api_key == PRODUCE:
+        if api_key == KafkaRequest.PRODUCE:
             return await self._produce.answer(version, cutter, head, turns, session.caller())
-        if api_key == FETCH:
+        if api_key == KafkaRequest.FETCH:
             return await self._fetch.answer(version, cutter, head, session.caller())
         proof = session.calls.get(api_key)
         caller = ANYONE if proof is not None else session.caller()
@@ -241,15 +217,15 @@ def _in_url(host: str) -> str:
 
 
 def _is_flexible(api_key: int, version: int) -> bool:
-    if api_key == PRODUCE:
+    if api_key == KafkaRequest.PRODUCE:
         return version >= produce.FLEXIBLE
-    return version >= fetch.FLEXIBLE if api_key == FETCH else is_flexible(api_key, version)
+    return version >= fetch.FLEXIBLE if api_key == KafkaRequest.FETCH else is_flexible(api_key, version)
 
 
 def _versions(version: int, code: KafkaCode) -> bytes:
     from kio.schema.errors import ErrorCode
 
-    response = CallResponse(API_VERSIONS, version)
+    response = CallResponse(KafkaRequest.API_VERSIONS, version)
     keys = tuple(
         response.make("ApiVersion", api_key=key, min_version=found[0], max_version=found[-1])
         for key, found in sorted(OFFERED.items())

@@ -28,7 +28,7 @@ from metatxn.service.security.principal import Grants, Principal
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.configs import InvalidConfig, policy_of
 from metatxn_gateways.kafka.offsets import GivenOffset, GroupMoved
-from metatxn_gateways.kafka.service import OFFERED
+from metatxn_gateways.kafka.requests import OFFERED
 from tests.gateways.asking import Asking, Holder, asked, framed, made, read_answer, worst
 from tests.gateways.conftest import PATIENCE_S, Gateway, send
 from tests.gateways.test_kafka_security import subscribed

@@ -26,7 +26,7 @@ from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.fetch import cover
 from metatxn_gateways.kafka.produce import checked
-from metatxn_gateways.kafka.service import OFFERED
+from metatxn_gateways.kafka.requests import OFFERED
 from metatxn_gateways.listener import MalformedRequest
 from participants.segment.segment import Segment
 from tests.gateways.asking import asked, batch, code_in, framed, made

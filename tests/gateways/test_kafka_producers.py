@@ -15,7 +15,7 @@ import pytest
 from metastore.txn.key_records import read_key
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode
-from metatxn_gateways.kafka.service import OFFERED
+from metatxn_gateways.kafka.requests import OFFERED
 from tests.gateways.asking import Asking, Holder, asked, batch, code_in, made
 from tests.gateways.conftest import Gateway
 

@@ -6,6 +6,7 @@ Method: what the commands call, with a broker in this process.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,6 +18,8 @@ from metastore.txn.records.processes import BrokerRecord
 from metatxn.cli.options import CliError
 from metatxn.cli.serve import kafka_started
 from metatxn.service.exposure import Exposure
+from metatxn_gateways.kafka.requests import OFFERED, KafkaRequest
+from tests.gateways.asking import Asking
 from tests.gateways.conftest import Gateway, Serving
 
 
@@ -67,3 +70,38 @@ async def test_a_port_in_use_is_named(gateway: Gateway, started: Any) -> None:
         with pytest.raises(CliError, match=f"port {gateway.port} is in use"):
             await started(stack, gateway.port)
         assert await announced(gateway) == [gateway.listener.address], "the first one goes on"
+
+
+async def test_requests_connections_and_groups_are_counted(gateway: Gateway) -> None:
+    registry = gateway.broker.metrics.registry
+    ask = Asking.of(gateway)
+    await gateway.create("t")
+    assert await ask.produce("t", 0, b"a") == (0, 0)
+    assert not (await ask.join("g", instance="i")).error_code
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    reader, malformed = await asyncio.open_connection("127.0.0.1", gateway.port)
+    malformed.write(b"\xff\xff\xff\xff")
+    assert await reader.read() == b""
+
+    def count(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"metatxn_kafka_{name}", labels)
+
+    assert count("request_seconds_count", request="Produce") == 1
+    assert count("request_seconds_count", request="JoinGroup") == 1
+    assert count("request_seconds_count", request="Fetch") is None
+    assert count("connections_closed_total", reason="malformed") == 1
+    assert (count("connections"), count("groups")) == (1, 1)
+    for each in (writer, malformed):
+        each.close()
+    await gateway.listener.stop()
+    assert count("connections") is None
+
+
+def test_requests_have_the_names_that_kafka_gives_them() -> None:
+    assert {each.label for each in KafkaRequest} >= {
+        "Fetch",
+        "InitProducerId",
+        "AddPartitionsToTxn",
+        "OffsetForLeaderEpoch",
+    }
+    assert OFFERED.keys() == set(KafkaRequest)
