@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from coordinator.service import CoordinatorService
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
-from participants.api import subscription_routes
+from participants.api import routes
 from participants.broker.broker import Broker
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.local import LocalStorage
@@ -158,7 +158,7 @@ class SimulatedBroker(BrokerService):
         changes, _ = _stand(f"{self._process.name} layout", layout)
         subscriptions, _ = _stand(f"{self._process.name} subscriptions", Subscriptions(broker, Messages(broker)))
         if new:
-            with mock.patch.object(subscription_routes, "Subscriptions", return_value=subscriptions):
+            with mock.patch.object(routes, "Subscriptions", return_value=subscriptions):
                 super()._route_to(stand, changes)
 
     async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:
