@@ -25,8 +25,9 @@ from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, FixedEndpoint, json_body, path_of
 from metatxn.json_messages import encoded_message
+from metatxn.outgoing import BATCH_MESSAGES
 from metatxn.paging import Listing, Paged
-from metatxn.producer import BATCH_BYTES, BATCH_MESSAGES, AsyncProducer, message_batching
+from metatxn.producer import BATCH_BYTES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader, milliseconds
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import OnError, read_topics
@@ -564,15 +565,22 @@ class AsyncClient:
         max_entry_bytes: int = BATCH_BYTES,
         linger_ms: float = 0,
         max_pending_bytes: int = MAX_PENDING_BYTES,
+        sequenced: bool = False,
     ) -> AsyncProducer:
         """A producer of messages. `name` is for people who look at entries.
+
+        With `sequenced` each message is sent with a `sequence` of your own, outside transactions, in growing order. A
+        program that was killed opens a producer of the same name and sends again, with the same keys and sequences,
+        everything from the first message on of which it does not know that it is durable: what is there already is not
+        appended again; its future may return a later position. After a failure such a producer takes nothing more: open
+        another one, and go on in the same way.
 
         Messages share an entry up to `max_entry_messages` (1 turns batching off) and `max_entry_bytes`: messages that
         are sent while an earlier entry is in flight, and, with `linger_ms`, those sent within that time. `send` waits
         while more than `max_pending_bytes` are not durable yet.
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
-        producer = AsyncProducer(self._connection, topic, name, batching)
+        producer = AsyncProducer(self._connection, topic, name, batching, sequenced=sequenced)
         self._producers[producer] = None
         return producer
 

@@ -24,6 +24,7 @@ from metatxn.wire.errors import (
     PayloadTooLarge,
     SchemaMismatch,
     SegmentSealed,
+    UpgradePending,
 )
 from metatxn.wire.frames import Entry, PayloadKind
 
@@ -146,6 +147,8 @@ class Connection:
 
     async def publish(self, segment: str, entry: Entry) -> str:
         if entry.kind is PayloadKind.BATCH and not await self.directory.knows_batches():
+            if entry.behind is not None:
+                raise UpgradePending("services of release 0.2.0 know no sequenced producers")
             entry = entry_in_json(entry)
         path = path_of("segments", segment, "entries")
         media_type = PAYLOAD_MEDIA_TYPES[entry.kind]

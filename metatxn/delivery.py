@@ -462,10 +462,7 @@ class OrderedDelivery(Generic[T]):
     async def _post(self, lane: Lane[T], flight: Flight[T]) -> str | MetatxnError | None:
         """The position, the failure, or None if the segment accepted nothing and is gone."""
         try:
-            payload, count = self._format.encode(flight.items)
-            txn_id = _parsed(lane.txn_id) if lane.txn_id is not None else None
-            entry = Entry(payload, self._format.kind, count, txn_id, self._writer, self._producer, flight.sequence)
-            return await self._link.publish(lane.segment, entry)
+            return await self._link.publish(lane.segment, self._entry(lane, flight))
         except (SegmentSealed, NotFound) as error:
             return await self._strand(lane, error)
         except MetatxnError as error:
@@ -476,6 +473,11 @@ class OrderedDelivery(Generic[T]):
             failure = MetatxnError(f"{type(error).__name__}: {error}", definite=False)
             failure.__cause__ = error
             return failure
+
+    def _entry(self, lane: Lane[T], flight: Flight[T]) -> Entry:
+        payload, count = self._format.encode(flight.items)
+        txn_id = _parsed(lane.txn_id) if lane.txn_id is not None else None
+        return Entry(payload, self._format.kind, count, txn_id, self._writer, self._producer, flight.sequence)
 
     # -- segments that are gone --------------------------------------------------------------------------------
 
@@ -506,13 +508,18 @@ class OrderedDelivery(Generic[T]):
         if any(lane.busy for lane in stranded):
             return
         self._layout, self._next_layout = self._next_layout, None
+        moving: list[tuple[T, str | None]] = []
         for lane in stranded:
             lane.moved = True
-            moving = self._take_all(lane)
+            moving += [(item, lane.txn_id) for item in self._take_all(lane)]
             self._forget(lane)
-            for item in moving:
-                self._route(item, lane.txn_id)
+        for item, txn_id in self._in_order(moving):
+            self._route(item, txn_id)
         self._kick_all()
+
+    def _in_order(self, moving: list[tuple[T, str | None]]) -> list[tuple[T, str | None]]:
+        """The items of several lanes, in the order in which they move to others."""
+        return moving
 
 
 def _ended(txn_id: str | None) -> MetatxnError:

@@ -6,87 +6,23 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
+from metatxn.outgoing import MessageFormat, Outgoing
 from metatxn.reader import milliseconds
-from metatxn.topics import Layout
+from metatxn.sequenced import SequencedDelivery
 from metatxn.transaction import AsyncTransaction, inside
-from metatxn.wire.batches import pack_batch, packed_message
+from metatxn.wire.batches import packed_message
 from metatxn.wire.errors import InvalidArgument, MetatxnError
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, NO_SEQUENCE
 from metatxn.wire.record_batches import HEADER
 
 BATCH_BYTES = 1024 * 1024
-BATCH_MESSAGES = 1000
-RECORD_BYTES = 6
-"""What a message takes in an entry beside its content and its prefix, at most."""
-STICKY_MESSAGES = 100
-"""At least so many messages without a key go to one segment before the next segment's turn, so that they share entries;
-and those of a small transaction need one intent."""
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """A queued message. `future` is of the kind that its sender can wait for."""
-
-    key: str | None
-    prefix: bytes
-    content: bytes
-    future: asyncio.Future[str] | concurrent.futures.Future[str]
-    number: int = 0
-
-
-class MessageFormat:
-    """Messages without a key go to one segment until an entry of them is on its way, and then to the next one."""
-
-    kind = PayloadKind.BATCH
-
-    def __init__(self) -> None:
-        self._turn = 0
-        self._in_turn = 0
-        """The number of messages without a key that went to the segment whose turn it is."""
-        self._known: tuple[Layout, str] | None = None
-        """That segment, in this layout."""
-
-    def size(self, item: Outgoing) -> int:
-        return len(item.prefix) + len(item.content) + RECORD_BYTES
-
-    def keys(self, items: Iterable[Outgoing]) -> set[Hashable]:
-        return {item.key for item in items}
-
-    def split(self, item: Outgoing, layout: Layout) -> Iterable[tuple[str, Outgoing]]:
-        if item.key is not None:
-            return ((layout.segment_of(item.key), item),)
-        if self._in_turn >= BATCH_MESSAGES:
-            self._next_turn()
-        self._in_turn += 1
-        if self._known is None or self._known[0] is not layout:
-            self._known = layout, layout.any_segment(self._turn)
-        return ((self._known[1], item),)
-
-    def encode(self, items: list[Outgoing]) -> tuple[bytes, int]:
-        if self._in_turn >= STICKY_MESSAGES:
-            self._next_turn()
-        return pack_batch([(item.prefix, item.content) for item in items])
-
-    def _next_turn(self) -> None:
-        self._turn, self._in_turn, self._known = self._turn + 1, 0, None
-
-    def done(self, items: list[Outgoing], outcome: str | MetatxnError) -> None:
-        for item in items:
-            if item.future.cancelled():
-                continue
-            if isinstance(outcome, str):
-                item.future.set_result(outcome)
-            else:
-                item.future.set_exception(outcome)
-                item.future.exception()  # retrieved: `flush` and the commit raise it for those who do not wait
+MAX_SEQUENCE = 2**53 - 1
 
 
 def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pending_bytes: int) -> Batching:
@@ -107,12 +43,22 @@ class AsyncProducer:
     """A producer of one topic. Messages of one key in one transaction are appended in the order in which they were
     sent. To order messages of different transactions, wait for the futures, or use `flush`."""
 
-    def __init__(self, connection: Connection, topic: str, name: str | None, batching: Batching) -> None:
+    def __init__(
+        self, connection: Connection, topic: str, name: str | None, batching: Batching, *, sequenced: bool = False
+    ) -> None:
+        """Raises `InvalidArgument`."""
         self.topic = topic
         self.name = name
-        self.delivery: OrderedDelivery[Outgoing] = OrderedDelivery(
-            connection, topic, MessageFormat(), batching, name=name
-        )
+        self._sequenced = sequenced
+        self.last_sequence = NO_SEQUENCE
+        """Of what was sent, if this is sequenced."""
+        self.delivery: OrderedDelivery[Outgoing]
+        if not sequenced:
+            self.delivery = OrderedDelivery(connection, topic, MessageFormat(), batching, name=name)
+        elif not name:
+            raise InvalidArgument("name: a sequenced producer needs one", field="name")
+        else:
+            self.delivery = SequencedDelivery(connection, topic, name, batching)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -126,22 +72,24 @@ class AsyncProducer:
         properties: dict[str, str] | None = None,
         *,
         deliver_at: datetime | None = None,
+        sequence: int | None = None,
     ) -> asyncio.Future[str]:
         """Queue one message, waiting while too much is pending. The future returns the position of its entry once that
         is durable. A queued message is sent even if the future is cancelled.
 
         `value` is anything that JSON can hold, or bytes. With `deliver_at`, a time with a time zone, shared and
-        key_shared subscriptions deliver the message at that time; others, and readers, do not wait. Raises `TypeError`
-        or `ValueError` for a value that is not JSON, `NotFound` for a topic that does not exist, and the transaction's
-        first failure if it has one: such a transaction cannot be committed.
+        key_shared subscriptions deliver the message at that time; others, and readers, do not wait. `sequence` is for
+        a sequenced producer. Raises `TypeError` or `ValueError` for a value that is not JSON, `NotFound` for a topic
+        that does not exist, and the transaction's first failure if it has one: such a transaction cannot be committed.
         """
         if self._loop is None:  # asking for it each time costs as much as half of the rest
             self._loop = asyncio.get_running_loop()
         future: asyncio.Future[str] = self._loop.create_future()
-        outgoing = self.outgoing(value, key, properties, future, deliver_at)
+        outgoing = self.outgoing(value, key, properties, future, deliver_at, sequence, inside=txn is not None)
         if txn is None:
             if not self.delivery.put_at_once(outgoing, None):
                 await self.delivery.put(outgoing, None)
+            self.last_sequence = outgoing.sequence
             return future
         txn.joined_by(self.delivery)
         with inside(txn):
@@ -173,7 +121,31 @@ class AsyncProducer:
         key: str | None,
         properties: dict[str, str] | None,
         future: asyncio.Future[str] | concurrent.futures.Future[str],
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | None,
+        sequence: int | None,
+        *,
+        inside: bool,
     ) -> Outgoing:
+        if self._sequenced or sequence is not None:
+            self._check_sequence(sequence, inside=inside)
         deliver_at_ms = None if deliver_at is None else milliseconds("deliver_at", deliver_at)
-        return Outgoing(key, *packed_message(value, key, properties, deliver_at_ms), future)
+        packed = packed_message(value, key, properties, deliver_at_ms)
+        return Outgoing(key, *packed, future, NO_SEQUENCE if sequence is None else sequence)
+
+    def _check_sequence(self, sequence: int | None, *, inside: bool) -> None:
+        if not self._sequenced:
+            raise InvalidArgument(
+                "sequence: the producer is not sequenced",
+                action="Open it as client.producer(topic, name, sequenced=True).",
+                field="sequence",
+            )
+        if inside:
+            raise InvalidArgument(
+                "txn: sequences are those of messages outside transactions",
+                action="Begin the transaction with a key and a version instead: what is committed is not done again.",
+                field="txn",
+            )
+        if sequence is None or not 0 <= sequence <= MAX_SEQUENCE:
+            raise InvalidArgument(f"sequence: {sequence} is not between 0 and {MAX_SEQUENCE}", field="sequence")
+        if sequence <= self.last_sequence:
+            raise InvalidArgument(f"sequence: {sequence} is not above {self.last_sequence}", field="sequence")

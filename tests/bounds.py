@@ -104,7 +104,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "metatxn.consumer.MAX_MESSAGES": (1, 10),
     "metatxn.consumer.PREFETCH_MESSAGES": (1, 5),
     "metatxn.consumer.MAX_IDS": (1, 3),
-    "metatxn.producer.STICKY_MESSAGES": (1, 3),
+    "metatxn.outgoing.STICKY_MESSAGES": (1, 3),
     "metatxn.delivery.MAX_AHEAD": (1, 2),
     "metatxn.reader.FULL_PAGE_BYTES": (1,),
 }
@@ -137,7 +137,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.wire.frames: MAX_FRAME_BYTES MAX_HEADER_BYTES MAX_NAME_BYTES MIN_FRAME_BYTES _TXN_BYTES",
         "metatxn.wire.frames: MAX_PAYLOAD_BYTES",
         "metatxn.wire.record_batches: MAX_RECORDS_BYTES",
-        "metatxn.producer: RECORD_BYTES",
+        "metatxn.outgoing: RECORD_BYTES",
         "metatxn.wire.pulsar_entries: MAX_UNPACKED_BYTES",
         "participants.ledger.objects: _INDEX_HEAD_BYTES HEADER_BYTES",
         "participants.ledger.recovery: GROUP_BYTES REWRITE_BYTES _CHUNK_BYTES",
@@ -147,7 +147,8 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
     "a default or an option, drawn where it is given": (
         "metatxn.delivery: MAX_PENDING_BYTES",
         "metatxn.wire.policies: MAX_UNACKED_PER_CONSUMER",
-        "metatxn.producer: BATCH_BYTES BATCH_MESSAGES",
+        "metatxn.outgoing: BATCH_MESSAGES",
+        "metatxn.producer: BATCH_BYTES MAX_SEQUENCE",
         "participants.api.frames_response: ANSWER_BYTES",
         "participants.topic.reading: BROWSE_BYTES",
         "participants.ledger.chain: READ_BYTES",
@@ -209,7 +210,7 @@ def reconcile_interval_ms(seed: object, usual: int) -> int:
     return random.choice((usual, usual, *RECONCILE_INTERVAL_MS))
 
 
-def entry_bounds(seed: object) -> dict[str, int]:
+def entry_bounds(seed: object) -> dict[str, Any]:
     """Of an entry that a producer of the client makes: options, too."""
     random = Random(f"{seed}/bound of entries")
     return {"max_entry_messages": random.choice((1, 2, 1_000)), "max_entry_bytes": random.choice((1, 200, 1 << 20))}

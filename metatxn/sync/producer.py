@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
 
-from metatxn.producer import AsyncProducer, Outgoing
+from metatxn.outgoing import Outgoing
+from metatxn.producer import AsyncProducer
 from metatxn.sync.background import Background, Facade, blocking
 from metatxn.sync.transaction import Transaction
 from metatxn.transaction import AsyncTransaction, inside
@@ -48,18 +49,19 @@ class Producer(Facade[AsyncProducer]):
         properties: dict[str, str] | None = None,
         *,
         deliver_at: datetime | None = None,
+        sequence: int | None = None,
     ) -> Future[str]:
         """Queue one message, waiting while too much is pending. The future returns the position of its entry once that
         is durable. A callback of the future must not wait for anything of this client.
 
         `value` is anything that JSON can hold, or bytes. With `deliver_at`, a time with a time zone, shared and
-        key_shared subscriptions deliver the message at that time; others, and readers, do not wait. Raises `TypeError`
-        or `ValueError` for a value that is not JSON, `NotFound` for a topic that does not exist, and the transaction's
-        first failure if it has one: such a transaction cannot be committed.
+        key_shared subscriptions deliver the message at that time; others, and readers, do not wait. `sequence` is for
+        a sequenced producer. Raises `TypeError` or `ValueError` for a value that is not JSON, `NotFound` for a topic
+        that does not exist, and the transaction's first failure if it has one: such a transaction cannot be committed.
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()  # a queued message cannot be withdrawn
-        outgoing = self._core.outgoing(value, key, properties, future, deliver_at)
+        outgoing = self._core.outgoing(value, key, properties, future, deliver_at, sequence, inside=txn is not None)
         core = txn.core if txn is not None else None
         if core is not None:
             core.check_takes_operations()
@@ -67,6 +69,7 @@ class Producer(Facade[AsyncProducer]):
             self._wait_for_space()
             self._core.delivery.check(core.id if core is not None else None)
             self._lay_down(outgoing, core)
+        self._core.last_sequence = outgoing.sequence
         return future
 
     def _wait_for_space(self) -> None:

@@ -82,6 +82,8 @@ def publish_params(entry: Entry) -> dict[str, Any]:
         "writer": entry.writer,
         "producer": entry.producer,
         "sequence": entry.sequence,
+        "previous_sequence": None if entry.behind is None else entry.behind.own,
+        "inherited_sequence": None if entry.behind is None else entry.behind.inherited,
         "count": entry.count,
     }
 

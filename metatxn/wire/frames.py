@@ -41,7 +41,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from metatxn.wire.crc import crc32
 from metatxn.wire.ids import TxnId
@@ -104,10 +104,23 @@ class IncompleteFrame(FrameError):
         self.needed = needed
 
 
+NO_SEQUENCE = -1
+"""Less than every sequence."""
+
+
+class Behind(NamedTuple):
+    """What a segment knows of a producer that numbers its messages itself: the highest sequence of its entries there,
+    and of those that the segment has inherited. Each is `NO_SEQUENCE` if there is none."""
+
+    own: int = NO_SEQUENCE
+    inherited: int = NO_SEQUENCE
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What is appended to a segment as one unit. `count` is the number of messages or rows in `payload`; the other
-    fields say who sent it."""
+    fields say who sent it. With `behind` it is appended only if its producer has appended nothing else; this is not
+    stored."""
 
     payload: bytes | memoryview
     kind: PayloadKind
@@ -116,6 +129,7 @@ class Entry:
     writer: str | None = None
     producer: str | None = None
     sequence: int | None = None
+    behind: Behind | None = None
 
     @property
     def size(self) -> int:

@@ -48,7 +48,7 @@ from metatxn.wire.broker import (
     TopicInfo,
     TopicPage,
 )
-from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.frames import NO_SEQUENCE, Behind, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.listeners import address_for
 from metatxn.wire.names import ReadPlace, ReadTime, topic_name
@@ -108,6 +108,7 @@ _ENTRY_BODY = {
 TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
+PreviousQuery = Annotated[int | None, Query(ge=NO_SEQUENCE, le=MAX_NUMBER)]
 MaxOpenQuery = Annotated[
     int | None,
     Query(
@@ -239,17 +240,27 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         writer: NameQuery = None,
         producer: NameQuery = None,
         sequence: SequenceQuery = None,
+        previous_sequence: PreviousQuery = None,
+        inherited_sequence: PreviousQuery = None,
         count: Annotated[int | None, Query(ge=1, le=2**32 - 1, description="1 when not given")] = None,
     ) -> PublishAnswer:
         """Append one entry. The body is its payload; `count` is the number of messages or rows in it.
 
         With `sequence` a retry is recognized, so the entry is appended exactly once: sequences belong to a `writer`
         (and its transaction), or outside a transaction to a `producer`.
+
+        With `previous_sequence` it is appended only behind that one, so that a program that numbers its messages itself
+        may send them again in other entries.
         """
         if txn_id is None:
             producer, writer = producer or writer, None
         if sequence is not None and txn_id is None and producer is None:
             raise errors.InvalidArgument("sequence: needs a `producer` or `writer`", field="sequence")
+        behind = _behind(previous_sequence, inherited_sequence)
+        if behind is not None and (txn_id is not None or sequence is None or sequence <= behind.own):
+            raise errors.InvalidArgument(
+                "previous_sequence: needs a `sequence` above it, and no transaction", field="previous_sequence"
+            )
         await check_transaction(broker, txn_id, caller)
         target = await _appendable(broker, segment)
         payload: bytes = request.scope[BODY]
@@ -257,7 +268,7 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         if found.count is not None and count not in (None, found.count):
             raise errors.InvalidArgument(f"count: {count}, but the body holds {found.count}", field="count")
         rows = found.count if found.count is not None else count or 1
-        sent = Entry(payload, found.kind, rows, txn_id, writer, producer, sequence)
+        sent = Entry(payload, found.kind, rows, txn_id, writer, producer, sequence, behind)
         entry = sent
         if found.messages is not None and target.record.next_offset is not None:
             entry = replace(sent, payload=as_batch(found.messages, broker.clock()), kind=PayloadKind.KAFKA)
@@ -274,6 +285,12 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
             parts = [AppendedPart(**part.wire()) for part in before.parts]
             return PublishAnswer(position=parts[0].position, duplicate=True, appended=parts)
         return PublishAnswer(position=str(position), duplicate=duplicate)
+
+
+def _behind(own: int | None, inherited: int | None) -> Behind | None:
+    if own is None and inherited is None:
+        return None
+    return Behind(NO_SEQUENCE if own is None else own, NO_SEQUENCE if inherited is None else inherited)
 
 
 async def _appendable(broker: Broker, segment_id: str) -> Segment:

@@ -12,6 +12,9 @@ A child inherits the sequences of its parents: each one for the part of the hash
 and with the segment that contains it. In the child of a split all of them count. In the child of a merge, a sequence
 that only one parent has seen says nothing about messages in the range of the other parent. The child then accepts
 those, so there may be several entries under one sequence, for different hashes.
+
+A producer that numbers its messages itself has entries with the sequence of their last message. An entry of it is
+appended only behind the one that its sender knows as the last (`NotTheNext`).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 
 from metatxn.wire import errors
 from metatxn.wire.broker import HashRange
+from metatxn.wire.frames import NO_SEQUENCE, Behind, Entry
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 
@@ -99,6 +103,19 @@ class AppendedBefore(errors.InvalidArgument):
         """Whether the parts contain all messages of the entry."""
 
 
+class NotTheNext(errors.InvalidArgument):
+    """Another sequence is the highest of a producer that numbers its messages itself. Nothing was appended now."""
+
+    def __init__(self, segment: str, entry: Entry, known: Sequence[tuple[int, Remembered]]) -> None:
+        parts = [(sequence, replace(each, segment=each.segment or segment)) for sequence, each in known]
+        super().__init__(
+            f"previous_sequence: producer {entry.producer} has appended other entries than the sender knows of",
+            action="Leave out the messages that `appended` tells of, and publish the others behind these.",
+            field="previous_sequence",
+            appended=[part.wire() | {"sequence": sequence} for sequence, part in parts],
+        )
+
+
 def sequence_used(sequence: int | None, before: int, now: int) -> errors.MetatxnError:
     """The error for a sequence whose entry has another number of messages."""
     return errors.InvalidArgument(
@@ -163,6 +180,21 @@ class DedupTable:
             (entries[-1].position, sequence, entries[-1].count) for sequence, entries in map(_last, scopes) if entries
         ]
         return max(last)[1:] if last else None
+
+    def all_of(self, scope: Scope) -> list[tuple[int, Remembered]]:
+        """Every entry of the scope that is remembered, with its sequence."""
+        return [(sequence, each) for sequence, entries in self._scope(scope).items() for each in entries]
+
+    def last(self, scope: Scope) -> Behind:
+        """The highest sequences of the scope that are remembered."""
+        highest = {True: NO_SEQUENCE, False: NO_SEQUENCE}
+        for sequence, each in self.all_of(scope):
+            own = each.segment is None
+            highest[own] = max(highest[own], sequence)
+        return Behind(highest[True], highest[False])
+
+    def all_in_flight(self, scope: Scope) -> list[asyncio.Task[Position]]:
+        return [publish for (its_scope, _), publish in self._in_flight.items() if its_scope == scope]
 
     def in_flight(self, scope: Scope, sequence: int) -> asyncio.Task[Position] | None:
         return self._in_flight.get((scope, sequence))

@@ -31,7 +31,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.offsets import stamped
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
 from participants.ledger.watermark import Watermark
-from participants.segment.dedup import AppendedBefore, KeyHashes, Scope, sequence_used, unknown_hashes
+from participants.segment.dedup import AppendedBefore, KeyHashes, NotTheNext, Scope, sequence_used, unknown_hashes
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.refusals import prepared_refusal, refusal
@@ -92,7 +92,10 @@ class Publisher:
                 limit_bytes=MAX_PAYLOAD_BYTES,
             )
         scope = Scope(entry.txn_id, entry.writer, entry.producer)
-        if entry.sequence is not None:
+        if entry.behind is not None:
+            if (position := await self._appended_last(entry, scope)) is not None:
+                return position, True
+        elif entry.sequence is not None:
             if (position := self._appended_before(entry, entry.sequence, hashes)) is not None:
                 return position, True
             if (in_flight := self._segment.dedup.in_flight(scope, entry.sequence)) is not None:
@@ -155,6 +158,23 @@ class Publisher:
         told = all(any(each.tells_of(hashed) for each in found) for hashed in hashes or ())
         parts = [replace(each, segment=each.segment or self._segment.id) for each in found]
         raise AppendedBefore(sequence, parts, complete=told)
+
+    async def _appended_last(self, entry: Entry, scope: Scope) -> Position | None:
+        """The position of the entry if its producer, which numbers its messages itself, appended it last; or None if it
+        is the next one. Nothing is in flight then, and nothing was awaited since that was judged. Raises
+        `NotTheNext`."""
+        dedup = self._segment.dedup
+        while others := dedup.all_in_flight(scope):
+            await asyncio.wait(others)
+            self._segment.assert_serving()
+        known, last = dedup.all_of(scope), dedup.last(scope)
+        if entry.sequence == last.own:
+            found = next(each for sequence, each in known if sequence == last.own and each.segment is None)
+            if found.count == entry.count:
+                return found.position
+        if last != entry.behind or (entry.sequence or 0) <= last.own:
+            raise NotTheNext(self._segment.id, entry, known)
+        return None
 
     async def _publish(self, entry: Entry, scope: Scope) -> Position:
         if entry.txn_id is None:

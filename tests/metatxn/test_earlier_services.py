@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import metatxn
 from metatxn.cli.options import CliError
 from metatxn.cli.txn import _records
 from metatxn.json_messages import entry_in_json
@@ -49,6 +50,18 @@ def test_messages_are_sent_in_json_until_every_service_knows_batches() -> None:
         producer.send({"id": 8}, key="k").result()
     assert types == [MESSAGES_MEDIA_TYPE, BATCH_MEDIA_TYPE]
     assert cluster.visible() == [{"id": 7}, {"id": 8}]
+
+
+def test_a_sequenced_producer_waits_for_the_end_of_an_upgrade() -> None:
+    cluster = FakeCluster()
+    cluster.version = None
+    client = cluster.client()
+    producer = client.producer("t", "p", sequenced=True)
+    sent = producer.send({"id": 7}, sequence=0)
+    for raising in (sent.result, client.close):
+        with pytest.raises(metatxn.UpgradePending):
+            raising()
+    assert cluster.visible() == []
 
 
 def test_frames_are_read_without_a_parameter_that_is_not_known() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metatxn.producer import BATCH_MESSAGES, STICKY_MESSAGES, MessageFormat, Outgoing
+from metatxn.outgoing import BATCH_MESSAGES, STICKY_MESSAGES, MessageFormat, Outgoing
 from metatxn.topics import Layout
 from metatxn.wire.batches import packed_message
 from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo, hash_of_key

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pytest
 
 import metatxn
@@ -36,6 +37,83 @@ def test_a_restarted_program_publishes_nothing_twice(
     assert found[0].properties == {"by": "hand"}
     client.publish(topic, b"another", producer="other", sequence=0)
     assert len(list(client.reader(topic))) == 13, "sequences are those of a producer"
+
+
+def test_127_a_restarted_program_sends_again_in_other_batches(
+    client: metatxn.Client, new_topic: Callable[..., str], dev: DevServer
+) -> None:
+    topic = new_topic(2)
+    keys = [str(number % 7) if number % 3 else None for number in range(60)]
+
+    def program(client: metatxn.Client, first: int, end: int, size: int) -> list[str]:
+        with client.producer(topic, "importer", size, sequenced=True) as producer:
+            sent = [producer.send(number, keys[number], sequence=number) for number in range(first, end)]
+        return [each.result() for each in sent]
+
+    first = program(client, 0, 30, 7)
+    client.split_segment(client.topic(topic).segments[0].segment)
+    with metatxn.connect(dev.broker_url) as restarted:
+        again = program(restarted, 10, 50, 4)
+    assert again[:20] == first[10:]
+    middle = client.topic(topic).segments
+    client.merge_segments(*[each.segment for each in middle if each.state == "active"][-2:])
+    assert program(client, 5, 60, 1_000)[:25] == first[5:]
+    found = [message.value for message in client.reader(topic)]
+    assert sorted(found) == list(range(60))
+    for key in set(keys) - {None}:
+        assert (of_key := [each for each in found if keys[each] == key]) == sorted(of_key)
+
+
+def test_128_what_two_threads_have_sent_out_of_order_fails(
+    client: metatxn.Client, new_topic: Callable[..., str], dev: DevServer
+) -> None:
+    topic, program = new_topic(1), metatxn.connect(dev.broker_url)
+    producer = program.producer(topic, "importer", 1, sequenced=True)
+    assert producer.send(1, sequence=5).result()
+    producer._core.last_sequence = 3  # as another thread found it
+    assert isinstance(producer.send(2, sequence=4).exception(), metatxn.InvalidArgument)
+    for again in (lambda: producer.send(3, sequence=6), producer.flush, producer.close, program.close):
+        with pytest.raises(metatxn.InvalidArgument, match="4 was sent behind 5"):
+            again()
+    with client.producer(topic, "importer", sequenced=True) as other:
+        other.send(1, sequence=5)
+        other.send(3, sequence=6)
+    assert [message.value for message in client.reader(topic)] == [1, 3]
+
+
+def test_128_a_message_that_is_refused_is_not_passed_over(
+    client: metatxn.Client, new_topic: Callable[..., str], dev: DevServer
+) -> None:
+    topic = new_topic(1)
+    client.set_schema(topic, pa.schema([("n", pa.int64())]))
+    program = metatxn.connect(dev.broker_url)
+    producer = program.producer(topic, "importer", 1, sequenced=True)
+    sent = [producer.send({"n": value}, sequence=number) for number, value in enumerate((1, "two", 3))]
+    with pytest.raises(metatxn.SchemaMismatch):
+        program.close()
+    assert sent[0].result() and isinstance(sent[2].exception(), metatxn.SchemaMismatch)
+    with client.producer(topic, "importer", sequenced=True) as producer:
+        for number in range(3):
+            producer.send({"n": number + 1}, sequence=number)
+    assert [message.value for message in client.reader(topic)] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+def test_sequences_that_make_no_sense_are_refused(client: metatxn.Client, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    with pytest.raises(metatxn.InvalidArgument, match="name"):
+        client.producer(topic, sequenced=True)
+    with pytest.raises(metatxn.InvalidArgument, match="not sequenced"):
+        client.producer(topic).send(1, sequence=1)
+    producer = client.producer(topic, "p", sequenced=True)
+    for sequence in (None, -1, 2**53):
+        with pytest.raises(metatxn.InvalidArgument, match="sequence"):
+            producer.send(1, sequence=sequence)
+    assert producer.send(1, sequence=5).result()
+    with pytest.raises(metatxn.InvalidArgument, match="5 is not above 5"):
+        producer.send(1, sequence=5)
+    with client.begin() as txn, pytest.raises(metatxn.InvalidArgument, match="outside transactions"):
+        producer.send(1, sequence=6, txn=txn)
+    assert len(list(client.reader(topic))) == 1
 
 
 def test_a_message_is_delivered_later(client: metatxn.Client, new_topic: Callable[..., str]) -> None:

@@ -194,9 +194,9 @@ POLICIES = (
         "retry-refused-above-the-watermark",
         "6: a retry of what was appended is answered, however full the disk",
         "participants/segment/publishing.py",
-        "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        if entry.sequence is not None:\n",
+        "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        if entry.behind is not None:\n",
         "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        self._assert_room(entry)\n"
-        "        if entry.sequence is not None:\n",
+        "        if entry.behind is not None:\n",
         tests=(f"{_WATERMARK}::test_a_retry_of_what_was_appended_is_answered",),
     ),
 )

@@ -60,10 +60,9 @@ SCHEMAS = (
         "retry-refused-because-of-its-rows",
         "a retry of what was appended is recognized before its rows are judged",
         "participants/segment/publishing.py",
-        "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        if entry.sequence is not None:\n"
-        "            if (position",
+        "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        if entry.behind is not None:\n",
         "        scope = Scope(entry.txn_id, entry.writer, entry.producer)\n        if misfit is not None:\n"
-        "            raise misfit\n        if entry.sequence is not None:\n            if (position",
+        "            raise misfit\n        if entry.behind is not None:\n",
         tests=(f"{_TEST}::test_143_a_retry_is_recognized_although_its_rows_fit_no_longer",),
     ),
     Mutant(

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.frames import Behind, Entry
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.segment import dedup
@@ -47,6 +49,44 @@ async def test_112_a_retried_sequence_is_answered_with_the_first_position(world:
         assert not duplicate
         assert await segment.publish(scope) == (first, True)
     assert await uncommitted(segment) == ["x", "y"]
+
+
+def numbered(name: str, sequence: int, behind: Behind) -> Entry:
+    return replace(entry(name, producer="p", sequence=sequence), behind=behind)
+
+
+async def test_127_a_producer_that_numbers_its_messages_appends_behind_what_its_sender_knows(world: World) -> None:
+    segment = await world.segment()
+    first = numbered("a", 5, Behind())
+    position, duplicate = await segment.publish(first)
+    assert not duplicate and await segment.publish(first) == (position, True)
+    for unaware in (Behind(), Behind(4), Behind(5, 5)):
+        with pytest.raises(errors.InvalidArgument) as refused:
+            await segment.publish(numbered("b", 9, unaware))
+        (told,) = refused.value.members["appended"]
+        assert (told["segment"], told["position"], told["sequence"]) == (segment.id, str(position), 5)
+    assert not (await segment.publish(numbered("c", 9, Behind(5))))[1]
+    with pytest.raises(errors.InvalidArgument):
+        await segment.publish(replace(numbered("d", 9, Behind(9)), count=2))
+    assert await committed(segment) == ["a", "c"]
+
+
+async def test_127_what_is_in_flight_is_waited_for(world: World) -> None:
+    segment = await world.segment()
+    two = numbered("a", 5, Behind()), numbered("b", 3, Behind())
+    found = await asyncio.gather(*map(segment.publish, two), return_exceptions=True)
+    assert isinstance(found[1], errors.InvalidArgument) and len(found[1].members["appended"]) == 1
+    assert await committed(segment) == ["a"]
+
+
+def test_127_what_a_segment_has_inherited_is_not_its_own() -> None:
+    table = dedup.DedupTable((0, 9))
+    scope = dedup.Scope(None, None, "p")
+    assert table.last(scope) == Behind()
+    table.restore(scope, 7, dedup.Remembered(Position(1, 0), 1, ((0, 4),), "parent"))
+    assert table.last(scope) == Behind(-1, 7)
+    table.durable(scope, 5, Position(2, 0), 1)
+    assert table.last(scope) == Behind(5, 7)
 
 
 async def test_a_retry_joins_the_publish_of_its_sequence_that_is_in_flight(world: World) -> None:

@@ -22,6 +22,7 @@ from metatxn.wire.names import MessageId
 from tests.simulation.client import Doubtful, Refused
 from tests.simulation.history import Outcome, Retold, Write
 from tests.simulation.workloads.base import Actor, Workload
+from tests.simulation.workloads.importing import Importer
 
 PRODUCERS = 2
 KEYS = 5
@@ -44,6 +45,7 @@ class Log(Workload):
         for number in range(PRODUCERS):
             self.employ(f"producer-{number}", Producer)
             self.employ(f"requester-{number}", Requester)
+        self.employ("importer", Importer)
 
 
 class Producer(Actor):
