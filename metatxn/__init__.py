@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from metatxn.sync.producer import Producer
     from metatxn.sync.reader import Reader
     from metatxn.sync.table_writer import TableWriter
+    from metatxn.sync.topics_consumer import TopicsConsumer
     from metatxn.sync.transaction import Transaction
     from metatxn.table_writer import AsyncTableWriter
+    from metatxn.topics_consumer import AsyncTopicsConsumer
     from metatxn.transaction import AsyncTransaction
     from metatxn.wire.access import AccessInfo
     from metatxn.wire.broker import (
@@ -79,6 +81,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncReader",
     "AsyncTableWriter",
+    "AsyncTopicsConsumer",
     "AsyncTransaction",
     "BrokerInfo",
     "Client",
@@ -119,6 +122,7 @@ __all__ = [
     "TableWriter",
     "ThroughputAnswer",
     "TopicInfo",
+    "TopicsConsumer",
     "Transaction",
     "TransactionConflict",
     "TransactionHeader",
@@ -132,8 +136,9 @@ __all__ = [
 ]
 
 _MODULES = (
-    *("client", "consumer", "frames", "producer", "reader", "table_writer", "transaction"),
-    *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.transaction"),
+    *("client", "consumer", "frames", "producer", "reader", "table_writer", "topics_consumer", "transaction"),
+    *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.topics_consumer"),
+    "sync.transaction",
     *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker", "wire.access"),
 )
 """The modules in which these names are defined; if two modules define a name, the first one counts. They are imported

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import re
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, get_args, overload
 from urllib.parse import urlsplit
@@ -20,7 +22,14 @@ from metatxn import frames, upgrades
 from metatxn.ahead import BegunAhead
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
-from metatxn.consumer import ACKS_SETTLED_BY, SESSION_TIMEOUT_S, AsyncConsumer, subscription_path
+from metatxn.consumer import (
+    ACKS_SETTLED_BY,
+    SESSION_TIMEOUT_S,
+    AsyncConsumer,
+    SeekTarget,
+    seek_call,
+    subscription_path,
+)
 from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, FixedEndpoint, json_body, path_of
@@ -32,6 +41,7 @@ from metatxn.reader import AsyncReader, milliseconds
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import OnError, read_topics
 from metatxn.topics import arrow_schema, wire_schema
+from metatxn.topics_consumer import LOOK_EVERY_S, AsyncTopicsConsumer
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.transport.api import Transport
 from metatxn.wire.access import AccessInfo
@@ -668,6 +678,41 @@ class AsyncClient:
             )
         return self.consumer(topic, subscription, name, session_timeout_s)
 
+    async def subscribe_topics(
+        self,
+        topics: Sequence[str] | re.Pattern[str],
+        subscription: str,
+        type: SubscriptionType | None = None,
+        initial: Literal["earliest", "latest"] | None = None,
+        *,
+        name: str | None = None,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        look_every_s: float = LOOK_EVERY_S,
+    ) -> AsyncTopicsConsumer:
+        """A consumer of several topics, with a subscription of the same name on each, which is created as `subscribe`
+        does. With a pattern, these are the topics whose full name, such as `public/default/orders`, it matches from
+        the beginning to the end; new ones are looked for every `look_every_s` seconds, and consumed from their earliest
+        message on. Create a subscription that has other settings than these before."""
+
+        async def of(topic: str, later: bool) -> AsyncConsumer:
+            start = partial(self.subscribe, topic, subscription, type, name=name, session_timeout_s=session_timeout_s)
+            try:
+                return await start("earliest" if later else initial)
+            except AlreadyExists:  # perhaps from an earlier run, to which the topic was a later one
+                return await start("earliest")
+
+        async def look() -> list[str]:
+            if not isinstance(topics, re.Pattern):
+                return [(await self.topic(topic)).name for topic in topics]
+            return [topic.name async for topic in self.topics() if topics.fullmatch(topic.name)]
+
+        if isinstance(topics, str):
+            raise InvalidArgument("topics: give a list of names, or re.compile(…)", field="topics")
+        every_s = look_every_s if isinstance(topics, re.Pattern) else math.inf
+        consumer = AsyncTopicsConsumer(subscription, look, of, every_s)
+        await consumer.look()
+        return consumer
+
     async def create_subscription(
         self,
         topic: str,
@@ -745,7 +790,7 @@ class AsyncClient:
         self,
         topic: str,
         subscription: str,
-        to: Literal["earliest", "latest"] | datetime | Mapping[str, str],
+        to: SeekTarget,
         *,
         force: bool = False,
     ) -> SeekAnswer:
@@ -757,14 +802,7 @@ class AsyncClient:
         transaction. Raises `NotFound`, and `TransactionConflict` if open transactions have acknowledged messages; with
         `force`, which requires the right `admin`, these are aborted.
         """
-        body: dict[str, Any] = {"force": force or None}
-        if isinstance(to, datetime):
-            body["at_ms"] = milliseconds("to", to)
-        elif isinstance(to, str):
-            body["to"] = to
-        else:
-            body["positions"] = dict(to)
-        call = post(subscription_path(topic, subscription, "seek"), body)
+        call = seek_call(topic, subscription, to, force=force)
         return parsed(SeekAnswer, await self._connection.home_of(topic, call))
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:

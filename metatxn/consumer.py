@@ -7,16 +7,17 @@ import contextlib
 import math
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
 from metatxn.http import Call, json_body, path_of
-from metatxn.reader import Message, message_of
+from metatxn.reader import Message, message_of, milliseconds
 from metatxn.transaction import AsyncTransaction, inside
-from metatxn.wire.broker import MAX_SESSION_TIMEOUT_MS, ReceiveAnswer, RedeliverAnswer
+from metatxn.wire.broker import MAX_SESSION_TIMEOUT_MS, ReceiveAnswer, RedeliverAnswer, SeekAnswer
 from metatxn.wire.errors import ExpiredTransaction, InvalidArgument, MetatxnError, NotFound, TransactionConflict
 from metatxn.wire.names import MessageId
 
@@ -34,6 +35,22 @@ ACKS_SETTLED_BY = (ExpiredTransaction, NotFound)
 
 def subscription_path(topic: str, subscription: str, *more: str) -> str:
     return path_of("topics", topic, "subscriptions", subscription, *more)
+
+
+SeekTarget = Literal["earliest", "latest"] | datetime | Mapping[str, str]
+"""Where a subscription is moved to: an end of the topic, a time with a time zone, or for every segment the position of
+the first entry to be delivered."""
+
+
+def seek_call(topic: str, subscription: str, to: SeekTarget, *, force: bool) -> Call:
+    body: dict[str, Any] = {"force": force or None}
+    if isinstance(to, datetime):
+        body["at_ms"] = milliseconds("to", to)
+    elif isinstance(to, str):
+        body["to"] = to
+    else:
+        body["positions"] = dict(to)
+    return post(subscription_path(topic, subscription, "seek"), body)
 
 
 class AsyncConsumer:
@@ -119,6 +136,10 @@ class AsyncConsumer:
             return self._received.popleft()
         except IndexError:
             return None
+
+    @property
+    def has_prefetched(self) -> bool:
+        return bool(self._received)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while not self.closed:
@@ -269,6 +290,14 @@ class AsyncConsumer:
                 self._received.append(message)
 
     # -- life --------------------------------------------------------------------------------------------------
+
+    async def seek(self, to: SeekTarget, *, force: bool = False) -> SeekAnswer:
+        """Move the subscription, for all of its consumers, as `AsyncClient.seek` does. What was fetched here and not
+        returned to the caller yet is forgotten, and comes again if it is behind the new place."""
+        answer = await self._connection.home_of(self.topic, seek_call(self.topic, self.subscription, to, force=force))
+        self._received.clear()
+        self._held.clear()
+        return parsed(SeekAnswer, answer)
 
     async def close(self) -> None:
         """Close. Messages that are not acknowledged are redelivered at once. Idempotent."""

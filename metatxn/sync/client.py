@@ -18,6 +18,7 @@ from metatxn.sync.consumer import Consumer
 from metatxn.sync.producer import Producer
 from metatxn.sync.reader import Reader
 from metatxn.sync.table_writer import TableWriter
+from metatxn.sync.topics_consumer import TopicsConsumer
 from metatxn.sync.transaction import Transaction
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES
 from metatxn.tables import OnError
@@ -115,6 +116,7 @@ class Client(Facade[AsyncClient]):
     producer = making(AsyncClient.producer, Producer)
     reader = blocking_making(AsyncClient.reader, Reader)
     subscribe = blocking_making(AsyncClient.subscribe, Consumer)
+    subscribe_topics = blocking_making(AsyncClient.subscribe_topics, TopicsConsumer)
     create_subscription = blocking(AsyncClient.create_subscription)
     subscriptions = iterating(AsyncClient.subscriptions)
     consumer = making(AsyncClient.consumer, Consumer)

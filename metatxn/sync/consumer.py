@@ -19,6 +19,7 @@ class Consumer(Facade[AsyncConsumer]):
 
     receive_many = blocking(AsyncConsumer.receive_many)
     negative_acknowledge = blocking(AsyncConsumer.negative_acknowledge)
+    seek = blocking(AsyncConsumer.seek)
     close = blocking(AsyncConsumer.close)
 
     @property

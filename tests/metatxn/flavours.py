@@ -21,6 +21,7 @@ Connect = Callable[..., metatxn.AsyncClient]
 ASYNCHRONOUS: dict[type, type] = {
     metatxn.Client: metatxn.AsyncClient,
     metatxn.Consumer: metatxn.AsyncConsumer,
+    metatxn.TopicsConsumer: metatxn.AsyncTopicsConsumer,
     metatxn.Producer: metatxn.AsyncProducer,
     metatxn.Reader: metatxn.AsyncReader,
     metatxn.TableWriter: metatxn.AsyncTableWriter,

@@ -422,4 +422,15 @@ CLIENT = (
         "                pass\n",
         tests=("tests/metatxn/test_begun_ahead.py",),
     ),
+    Mutant(
+        "moved-consumer-keeps-what-it-has-fetched",
+        "a consumer that moves its subscription forgets what it has fetched",
+        "metatxn/consumer.py",
+        "        self._received.clear()\n        self._held.clear()\n",
+        "",
+        tests=(
+            "tests/metatxn/test_topics_consumer.py"
+            "::test_a_consumer_moves_its_subscription_and_forgets_what_it_has_fetched",
+        ),
+    ),
 )
