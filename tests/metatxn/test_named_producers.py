@@ -6,6 +6,7 @@ Method: a cluster in one process, and a second client in place of the restarted 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -62,6 +63,16 @@ def test_127_a_restarted_program_sends_again_in_other_batches(
     assert sorted(found) == list(range(60))
     for key in set(keys) - {None}:
         assert (of_key := [each for each in found if keys[each] == key]) == sorted(of_key)
+
+
+def test_127_what_moves_to_the_child_of_a_merge_is_sent_in_the_order_of_its_sequences() -> None:
+    """Otherwise what is sent behind a higher one would count as there. Each lane is in its order before."""
+    producer = metatxn.connect_async("http://127.0.0.1:1").producer("t", "p", sequenced=True)
+    left, right = (
+        [producer.outgoing(0, "k", None, Future(), None, n, inside=False) for n in of] for of in ((1, 4), (2, 3))
+    )
+    moved = producer.delivery._in_order([(each, None) for each in (*left, *right)])
+    assert [each.sequence for each, _ in moved] == [1, 2, 3, 4]
 
 
 def test_128_what_two_threads_have_sent_out_of_order_fails(

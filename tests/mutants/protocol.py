@@ -605,14 +605,6 @@ PROTOCOL = (
         "by_key",
     ),
     Mutant(
-        "numbered-out-of-order-behind-a-merge",
-        "5.13: what moves to a child is sent in the order of its sequences",
-        "metatxn/sequenced.py",
-        "        return sorted(moving, key=lambda each: each[0].sequence)\n",
-        "        return moving\n",
-        "log",
-    ),
-    Mutant(
         "by-key-before-its-time",
         "5.10: a message is not delivered before its time",
         "participants/subscription/keyed_dispatch.py",

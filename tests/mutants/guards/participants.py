@@ -425,6 +425,17 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "numbered-out-of-order-behind-a-merge",
+        "5.13: what moves to a child is sent in the order of its sequences",
+        "metatxn/sequenced.py",
+        "        return sorted(moving, key=lambda each: each[0].sequence)\n",
+        "        return moving\n",
+        tests=(
+            "tests/metatxn/test_named_producers.py"
+            "::test_127_what_moves_to_the_child_of_a_merge_is_sent_in_the_order_of_its_sequences",
+        ),
+    ),
+    Mutant(
         "numbered-goes-on-behind-a-failure",
         "5.13: a producer that numbers its messages sends nothing after its first failure",
         "metatxn/sequenced.py",
