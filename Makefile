@@ -25,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-capacity bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -119,6 +119,9 @@ bench-compaction: setup  ## The compacted view of a compacted topic, beside one 
 
 bench-backup: setup  ## A backup of ledgers in local files, beside `cp`
 	$(BIN)/python -m benchmarks.backup
+
+bench-capacity: setup  ## What one transaction, topic and segment cost: the unit costs of docs/operations.md
+	$(BIN)/python -m benchmarks.capacity
 
 bench-lifecycle: setup  ## What a long life of aborts, splits and merges leaves behind (the whole, in hours: TRANSACTIONS=1000000 CHANGES=200)
 	$(BIN)/python -m benchmarks.lifecycle $(if $(TRANSACTIONS),--transactions $(TRANSACTIONS)) $(if $(CHANGES),--changes $(CHANGES)) $(if $(RUNS),--runs $(RUNS))
