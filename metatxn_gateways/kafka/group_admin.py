@@ -6,6 +6,7 @@ no generation is used twice (DESIGN §5.21).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -168,8 +169,13 @@ def _members(response: CallResponse, group: ConsumerGroup) -> tuple[Any, ...]:
 
 
 def _topics_of(group: ConsumerGroup) -> set[str]:
-    consumers = [each.wanted for each in group.members.values() if each.wanted.protocol_type == CONSUMER]
-    return {own_name(topic) for each in consumers for topic in subscribed_topics(each.protocols)}
+    """What its members are subscribed to, as far as it can be read."""
+    topics: set[str] = set()
+    for each in group.members.values():
+        with suppress(KafkaError):
+            if each.wanted.protocol_type == CONSUMER:
+                topics.update(map(own_name, subscribed_topics(each.wanted.protocols)))
+    return topics
 
 
 def _record(verb: str, about: dict[str, str], status: int, request: CallRequest) -> None:

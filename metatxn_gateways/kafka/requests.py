@@ -56,7 +56,7 @@ OFFERED: dict[int, range] = {
     _R.METADATA: range(1, 13),
     _R.OFFSET_COMMIT: range(2, 10),
     _R.OFFSET_FETCH: range(1, 9),
-    _R.FIND_COORDINATOR: range(5),
+    _R.FIND_COORDINATOR: range(7),
     _R.JOIN_GROUP: range(10),
     _R.HEARTBEAT: range(5),
     _R.LEAVE_GROUP: range(6),

@@ -305,3 +305,45 @@ async def test_offsets_in_transactions_are_what_the_schemas_say_in_every_version
             refused = await code_in(gateway, 28, version, "TxnOffsetCommitRequest", **values)
             assert refused[1] == KafkaCode.UNKNOWN_MEMBER_ID
             assert (await code_in(gateway, 26, 3, "EndTxnRequest", **end, committed=False))[1] == 0
+
+
+async def test_places_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:
+    await gateway.create("t")
+    await produced(gateway, 8, batch(b"a", b"b"))
+    host, _, port = gateway.listener.address.rpartition(":")
+    for version in OFFERED[10]:
+        for kind in (0, 1):
+            fields = {"key": "x", "key_type": kind, "coordinator_keys": ("x",)}
+            answer, code = await code_in(gateway, 10, version, "FindCoordinatorRequest", **fields)
+            found = answer.coordinators[0] if version >= 4 else answer
+            assert (code, found.host, found.port) == (0, host, int(port))
+    assert (await code_in(gateway, 10, 6, "FindCoordinatorRequest", **fields | {"key_type": 2}))[1] == 42
+    for version in OFFERED[2]:
+        for at_ms, expected in ((-2, 0), (-1, 2), (1, 0), (10**15, -1)):
+            place = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": at_ms}
+            part = made(2, version, "ListOffsetsPartition", **place)
+            topic = made(2, version, "ListOffsetsTopic", name="t", partitions=(part,))
+            wanted = {"replica_id": -1, "isolation_level": 0, "topics": (topic,)}
+            answer, code = await code_in(gateway, 2, version, "ListOffsetsRequest", **wanted)
+            assert (code, answer.topics[0].partitions[0].offset) == (0, expected), (version, at_ms)
+    for version in OFFERED[3]:
+        topic = made(3, version, "MetadataRequestTopic", name="t", topic_id=None)
+        asking = {"topics": (topic,), "allow_auto_topic_creation": False}
+        asking |= {"include_topic_authorized_operations": False, "include_cluster_authorized_operations": False}
+        answer, code = await code_in(gateway, 3, version, "MetadataRequest", **asking)
+        (found,) = answer.topics
+        assert (code, found.name, found.partitions[0].leader_id) == (0, "t", answer.brokers[0].node_id)
+
+
+async def test_topics_are_made_and_deleted_as_the_schemas_say_in_every_version(gateway: Gateway) -> None:
+    second = timedelta(seconds=1)
+    for version in OFFERED[19]:
+        wanted = {"name": f"t{version}", "num_partitions": 2, "replication_factor": 1}
+        topic = made(19, version, "CreatableTopic", **wanted, assignments=(), configs=())
+        fields = {"topics": (topic,), "timeout": second, "validate_only": False}
+        for expected in (0, KafkaCode.TOPIC_ALREADY_EXISTS):
+            assert (await code_in(gateway, 19, version, "CreateTopicsRequest", **fields))[1] == expected
+    for version, name in zip(OFFERED[20], OFFERED[19], strict=True):
+        fields = {"topic_names": (f"t{name}",), "timeout": second}
+        for expected in (0, KafkaCode.UNKNOWN_TOPIC_OR_PARTITION):
+            assert (await code_in(gateway, 20, version, "DeleteTopicsRequest", **fields))[1] == expected

@@ -290,7 +290,10 @@ async def test_a_group_is_for_those_who_may_consume_all_of_it(gateway: Gateway, 
     assert (await ben.join("g", metadata=subscribed("t"))).error_code == refused
     assert await ben.leave("g", "", instance="i") == refused
     assert (await ben.join("h", metadata=subscribed("u"))).error_code == refused
-    assert (await ben.join("h", metadata=b"\0")).error_code == KafkaCode.INVALID_REQUEST
+    assert (await ben.join("h", metadata=b"\0")).error_code == refused
+    boss = await caller(gateway, secured.tokens.add("boss", admin=True))
+    assert not (await boss.join("b", metadata=b"\0", instance="i")).error_code
+    assert (await ben.join("b", metadata=subscribed("t"))).error_code == refused, "nobody can read what it is"
     assert not (await ben.join("h", metadata=subscribed("t"), instance="i")).error_code
     assert (await ada.join("h", metadata=subscribed("t"))).error_code == KafkaCode.MEMBER_ID_REQUIRED
     assert not (await ada.join("c", metadata=b"", instance="i", kind="connect")).error_code
