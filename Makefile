@@ -72,6 +72,10 @@ contract: setup  ## Only the store contract suite, over every backend
 console-test: setup  ## Only the tests of the console, in a browser
 	$(BIN)/python -m pytest tests/console
 
+.PHONY: console-shots
+console-shots: setup  ## The screenshots of docs/console.md
+	$(BIN)/python -m tests.console.shots docs/images
+
 simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOAD=bank WORKERS=2; SEED=7 replays one, TRACE=file)
 	$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST) --keep-going $(if $(WORKERS),--workers $(WORKERS)) $(if $(PUBLISH),--publish))
 

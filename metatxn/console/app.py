@@ -19,14 +19,15 @@ from starlette.types import Message, Receive, Scope, Send
 import metatxn
 from metatxn.console import signing_in
 from metatxn.console.live import events, is_live
-from metatxn.console.pages import hanging, overview, transactions
+from metatxn.console.pages import ending, hanging, overview, transactions
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
-from metatxn.console.visit import Visit
+from metatxn.console.visit import MadeChange, SentForm, Visit
 from metatxn.transport.pool import HttpTransport
 
 PageHandler = Callable[[Visit], Awaitable[Response]]
-FormHandler = Callable[[Visit, dict[str, str]], Awaitable[Response]]
+FormHandler = Callable[[Visit, SentForm], Awaitable[Response]]
+ChangeHandler = Callable[[Visit, SentForm], Awaitable[MadeChange]]
 
 PAGES: dict[str, PageHandler] = {
     "/": overview.overview,
@@ -43,6 +44,12 @@ OPEN_CHANGES: dict[str, FormHandler] = {
     "/theme": signing_in.choose_theme,
 }
 """What changes nothing but the reader's own session."""
+CHANGES: dict[str, ChangeHandler] = {
+    "/transactions/{txn_id}/commit": ending.commit_transaction,
+    "/transactions/{txn_id}/abort": ending.abort_transaction,
+    "/hanging/abort": ending.abort_chosen,
+}
+"""What changes the cluster, with the rights of the caller."""
 
 _HEADERS = {
     b"cache-control": b"no-store",
@@ -93,6 +100,7 @@ class Console:
         pages = [Route(path, self._showing(page, open_to_all=False)) for path, page in PAGES.items()]
         pages += [Route(path, self._showing(page, open_to_all=True)) for path, page in OPEN_PAGES.items()]
         changes = [Route(path, self._changing(change), methods=["POST"]) for path, change in OPEN_CHANGES.items()]
+        changes += [Route(path, self._changing(self._made(make)), methods=["POST"]) for path, make in CHANGES.items()]
         return [*pages, *changes, Route("/static/{name}", self._asset)]
 
     def _showing(self, page: PageHandler, *, open_to_all: bool) -> Callable[[Request], Awaitable[Response]]:
@@ -114,13 +122,27 @@ class Console:
     def _changing(self, change: FormHandler) -> Callable[[Request], Awaitable[Response]]:
         async def make(request: Request) -> Response:
             visit = Visit(self._site, request)
-            values = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), max_num_fields=MAX_FIELDS))
-            if not comes_from_here(request) or not visit.session.sent(values.get("form_token", "")):
+            try:
+                form = SentForm(parse_qsl((await request.body()).decode("utf-8", "replace"), max_num_fields=MAX_FIELDS))
+            except ValueError:
+                return failed(visit, metatxn.InvalidArgument(f"the form has more than {MAX_FIELDS:,} fields"))
+            if not comes_from_here(request) or not visit.session.sent(form.get("form_token", "")):
                 return visit.page("forged.html", 403)
             try:
-                return await change(visit, values)
+                return await change(visit, form)
             except metatxn.MetatxnError as error:
                 return failed(visit, error)
+
+        return make
+
+    def _made(self, change: ChangeHandler) -> FormHandler:
+        async def make(visit: Visit, form: SentForm) -> Response:
+            if self._site.read_only:
+                return visit.page("read_only.html", 403)
+            await visit.identify()
+            done = await change(visit, form)
+            assert visit.recorded, "every change has a line in the audit log"
+            return visit.done(done)
 
         return make
 

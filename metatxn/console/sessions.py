@@ -80,6 +80,21 @@ def cookie_name(request: Request) -> str:
     return f"metatxn-console-{request.url.port or 0}"
 
 
+def local_url(url: str) -> str:
+    """A page of this console, and of no other site."""
+    parts = urlsplit(url)
+    is_here = not parts.scheme and not parts.netloc and (parts.path + "/").startswith(f"{PATH}/")
+    return url if is_here else f"{PATH}/"
+
+
+def url_before(request: Request) -> str:
+    """The page that a form was on, as the browser says it; the first one if it does not."""
+    parts = urlsplit(request.headers.get("referer", ""))
+    if parts.netloc != request.headers.get("host"):
+        return f"{PATH}/"
+    return local_url(parts._replace(scheme="", netloc="", fragment="").geturl())
+
+
 def comes_from_here(request: Request) -> bool:
     """Whether a change was asked for by a page of this console. Browsers say so themselves, and no page can change what
     they say; without either header the caller is no browser, or a very old one."""

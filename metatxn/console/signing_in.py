@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from starlette.responses import RedirectResponse, Response
 
 import metatxn
 from metatxn.client import connect_async
-from metatxn.console.sessions import MAX_TOKEN_LENGTH, PATH, BrowserSession, is_token, set_cookie
-from metatxn.console.visit import THEME, THEMES, Visit
+from metatxn.console.sessions import MAX_TOKEN_LENGTH, PATH, BrowserSession, is_token, local_url, set_cookie
+from metatxn.console.visit import THEME, THEMES, SentForm, Visit
 
 A_YEAR_S = 365 * 86_400
 
 
 async def form(visit: Visit) -> Response:
-    return visit.page("sign_in.html", next=_local(visit.query("next")), wrong=None)
+    return visit.page("sign_in.html", next=local_url(visit.query("next")), wrong=None)
 
 
-async def sign_in(visit: Visit, values: dict[str, str]) -> Response:
+async def sign_in(visit: Visit, values: SentForm) -> Response:
     """The token counts once the services know it. The session is a new one: forms of the former are worthless."""
-    token, then = values.get("token", "").strip(), _local(values.get("next", ""))
+    token, then = values.get("token", "").strip(), local_url(values.get("next", ""))
     wrong = await _refusal(visit, token)
     if wrong is not None:
         return visit.page("sign_in.html", 401, next=then, wrong=wrong)
@@ -41,22 +39,15 @@ async def _refusal(visit: Visit, token: str) -> str | None:
     return None
 
 
-async def sign_out(visit: Visit, _: dict[str, str]) -> Response:
+async def sign_out(visit: Visit, _: SentForm) -> Response:
     response = RedirectResponse(f"{PATH}/sign-in", 303)
     BrowserSession.begin().keep(visit.request, response)
     return response
 
 
-async def choose_theme(visit: Visit, values: dict[str, str]) -> Response:
+async def choose_theme(visit: Visit, values: SentForm) -> Response:
     theme = values.get("theme", "")
-    response = RedirectResponse(_local(values.get("next", "")), 303)
+    response = RedirectResponse(local_url(values.get("next", "")), 303)
     if theme in THEMES:
         set_cookie(visit.request, response, THEME, theme, A_YEAR_S)
     return response
-
-
-def _local(url: str) -> str:
-    """A page of this console, and of no other site."""
-    parts = urlsplit(url)
-    is_here = not parts.scheme and not parts.netloc and (parts.path + "/").startswith(f"{PATH}/")
-    return url if is_here else f"{PATH}/"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 import metatxn
 from metatxn.client import connect_async
 from metatxn.console.live import is_live, live_response
-from metatxn.console.sessions import PATH, BrowserSession, comes_from_elsewhere, set_cookie
+from metatxn.console.sessions import PATH, BrowserSession, comes_from_elsewhere, set_cookie, url_before
 from metatxn.console.site import Site
 
 READ_TIMEOUT_S = 5.0
@@ -23,10 +24,22 @@ THEME = "metatxn-theme"
 SAID = "metatxn-said"
 THEMES = ("auto", "light", "dark")
 LONGEST_SAID = 300
+INTERNAL_ERROR = 500
 NAVIGATION = (("/", "Overview"), ("/transactions", "Transactions"), ("/hanging", "Hanging"))
 FOR_ADMINISTRATORS = ("/hanging",)
 Values = Mapping[str, Any]
 """What a template shows, by name."""
+
+
+class SentForm(dict[str, str]):
+    """What a form has sent. Boxes that were ticked have one name together."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._pairs = [*pairs]
+        super().__init__(self._pairs)
+
+    def every(self, name: str) -> list[str]:
+        return [value for each, value in self._pairs if each == name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,8 @@ class Visit:
         timeout_s = READ_TIMEOUT_S if request.method == "GET" else CHANGE_TIMEOUT_S
         self.client = connect_async(site.url, self.session.token, timeout_s, transport=site.transport)
         self._access: metatxn.AccessInfo | None = None
+        self.recorded = 0
+        """The lines that this request has written into the audit log."""
 
     @property
     def theme(self) -> str:
@@ -63,7 +78,9 @@ class Visit:
 
     @property
     def here(self) -> str:
-        """The URL of this page, without its host."""
+        """The URL of this page, without its host; that of the page that a form was on."""
+        if self.request.method != "GET":
+            return url_before(self.request)
         url = self.request.url
         return f"{url.path}?{url.query}" if url.query else url.path
 
@@ -90,6 +107,29 @@ class Visit:
     def part(self, name: str) -> str:
         """A parameter of the path."""
         return unquote(self.request.path_params[name])
+
+    @contextmanager
+    def recording(self, verb: str, about: Mapping[str, Any], **arguments: Any) -> Iterator[None]:
+        """A change of the cluster. Once its outcome is known, the audit log has a line with the address of the person
+        who made it; the line of the service, if there is one, has that of this coordinator."""
+        status = INTERNAL_ERROR
+        try:
+            yield
+            status = 200
+        except metatxn.MetatxnError as error:
+            status = error.status if error.definite else metatxn.OutcomeUnknown.status
+            raise
+        finally:
+            self.recorded += 1
+            client = self.request.client
+            self.site.record(
+                f"console.{verb}",
+                about,
+                status,
+                principal=self.access.principal,
+                address=client.host if client else None,
+                arguments=arguments,
+            )
 
     # -- answers -----------------------------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,6 +22,8 @@ from metatxn.transport.pool import HttpTransport
 from participants.service import BrokerService
 
 T = TypeVar("T")
+SCHEMA = Path(__file__).parents[2] / "ops" / "audit-log.schema.json"
+VERBS = json.loads(SCHEMA.read_text())["properties"]["verb"]["enum"]
 
 
 class Loop:
@@ -51,6 +54,8 @@ class ConsoleCluster:
         self._data_dir = data_dir
         self._exposure = exposure
         self._read_only = read_only
+        self.recorded: list[tuple[str, dict[str, Any], int]] = []
+        """The lines of the console in the audit log: verb, object and status."""
         self.store = MemoryStore(INDEXES)
         self.ahead_ms = 0
         """How far its clock is ahead of that of this machine: what is open may become old at once."""
@@ -85,6 +90,15 @@ class ConsoleCluster:
         """Another one, where the one that was stopped has been."""
         self._coordinator = self._loop.run(self._started(int(self.url.rpartition(":")[2])))
 
+    def look(self) -> None:
+        """Remember what was counted since the last look, as the services do every ten seconds."""
+
+        async def looked() -> None:
+            self._coordinator.throughput.look()
+            self._broker._throughput.look()
+
+        self._loop.run(looked())
+
     async def _started(self, port: int) -> CoordinatorService:
         service = CoordinatorService(
             self.store, port=port, exposure=self._exposure, clock=self.now_ms, console=self._console
@@ -96,10 +110,15 @@ class ConsoleCluster:
         return time.time_ns() // 1_000_000 + self.ahead_ms
 
     def _console(self, url: str, record: Recorder) -> Console:
-        site = Site(url, HttpTransport(), record, self._read_only, clock=lambda: self.now_ms() / 1000)
-        return Console(site)
+        def recorded(verb: str, about: Mapping[str, Any], status: int, **more: Any) -> None:
+            record(verb, about, status, **more)
+            assert verb in VERBS
+            self.recorded.append((verb, dict(about), status))
+
+        self.site = Site(url, HttpTransport(), recorded, self._read_only, clock=lambda: self.now_ms() / 1000)
+        return Console(self.site)
 
     async def _with_broker(self) -> BrokerService:
-        service = BrokerService(self.store, data_dir=self._data_dir, port=0, exposure=self._exposure)
+        service = BrokerService(self.store, data_dir=self._data_dir, port=0, exposure=self._exposure, clock=self.now_ms)
         await service.start()
         return service

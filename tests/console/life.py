@@ -30,24 +30,24 @@ def lived(client: metatxn.Client) -> Life:
     client.create_topic(RIGHT_TO_LEFT, exist_ok=True)
     client.create_topic(HOSTILE.replace("/", "_"), exist_ok=True)
     client.create_subscription("orders", "billing")
-    open_ = _begun(client, properties={"job": "nightly"})
-    prepared = _begun(client)
+    open_ = begun(client, properties={"job": "nightly"})
+    prepared = begun(client)
     prepared.prepare(86_400_000)
-    committed = _begun(client)
+    committed = begun(client)
     committed.commit()
-    aborted = _begun(client)
+    aborted = begun(client)
     aborted.abort("the card was refused")
     epoch = client.connect_key("loader").epoch
-    fenced = _begun(client, key="loader", epoch=epoch)
+    fenced = begun(client, key="loader", epoch=epoch)
     client.connect_key("loader")
-    hostile = _begun(client, topic=HOSTILE.replace("/", "_"), properties={HOSTILE: HOSTILE, "rtl": RIGHT_TO_LEFT})
+    hostile = begun(client, topic=HOSTILE.replace("/", "_"), properties={HOSTILE: HOSTILE, "rtl": RIGHT_TO_LEFT})
     hostile.abort(HOSTILE)
     for each in (open_, prepared, fenced):
         each.leave_open()
     return Life(open_.id, prepared.id, committed.id, aborted.id, fenced.id, hostile.id)
 
 
-def _begun(
+def begun(
     client: metatxn.Client,
     topic: str = "orders",
     key: str | None = None,

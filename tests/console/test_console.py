@@ -20,7 +20,7 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.console.app import create_console
-from metatxn.console.signing_in import _local
+from metatxn.console.sessions import local_url
 from tests.console.browser import VENDOR
 
 STATIC = Path(__file__).parents[2] / "metatxn" / "console"
@@ -90,12 +90,12 @@ async def test_files_are_served_by_their_names_alone(http: httpx.AsyncClient) ->
     ],
 )
 def test_nobody_is_sent_elsewhere(url: str) -> None:
-    assert _local(url) == "/console/"
+    assert local_url(url) == "/console/"
 
 
 def test_everybody_is_sent_where_they_wanted_to_go() -> None:
     for url in ("/console", "/console/", "/console/topics/a%2Fb?x=%2F%2Fy"):
-        assert _local(url) == url
+        assert local_url(url) == url
 
 
 async def test_a_coordinator_stops_although_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:

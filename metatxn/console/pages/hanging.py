@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 import metatxn
+from metatxn.console.pages.ending import needs_force
 from metatxn.console.pages.transactions import AGES
 from metatxn.console.visit import Values, Visit
 from metatxn.wire.broker import SegmentDetail
@@ -46,6 +47,7 @@ class Cost:
     entries: int | None
     size_bytes: int | None
     subscriptions: int | None
+    needs_force: bool
 
 
 async def hanging(visit: Visit) -> Response:
@@ -80,7 +82,8 @@ async def _costs(visit: Visit, found: Iterable[HangingTransaction]) -> list[Cost
     details = await asyncio.gather(*(_detail(visit, segment) for segment in segments))
     numbers = await asyncio.gather(*(_subscriptions(visit, topic) for topic in topics))
     known = {detail.segment: detail for detail in details if detail is not None}
-    return [_cost(txn, known, dict(zip(topics, numbers, strict=True))) for txn in found]
+    numbered = dict(zip(topics, numbers, strict=True))
+    return [_cost(txn, known, numbered, needs_force(visit, txn)) for txn in found]
 
 
 async def _detail(visit: Visit, segment: str) -> SegmentDetail | None:
@@ -99,7 +102,10 @@ async def _subscriptions(visit: Visit, topic: str) -> int | None:
 
 
 def _cost(
-    txn: HangingTransaction, details: Mapping[str, SegmentDetail], subscriptions: Mapping[str, int | None]
+    txn: HangingTransaction,
+    details: Mapping[str, SegmentDetail],
+    subscriptions: Mapping[str, int | None],
+    force: bool,
 ) -> Cost:
     places = [_place(txn, at, details.get(at.segment)) for at in txn.touched]
     first = [details[place.segment] for place in places if place.first]
@@ -113,6 +119,7 @@ def _cost(
         None if unknown and not first else sum(detail.waiting_entries for detail in first),
         None if unknown and not first else sum(detail.waiting_bytes for detail in first),
         None if None in numbers else sum(number for number in numbers if number is not None),
+        force,
     )
 
 

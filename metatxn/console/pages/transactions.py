@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 import metatxn
+from metatxn.console.pages.ending import may_end, needs_force
 from metatxn.console.visit import Values, Visit
 from metatxn.timeline import TimelineEvent, timeline
 from metatxn.wire.broker import WorkOnSegment
@@ -129,6 +130,8 @@ def _shown(
         "more_work": len(work) > MOST_SEGMENTS,
         "records": records[:MOST_RECORDS],
         "more_records": more_records is not None or len(records) > MOST_RECORDS,
+        "may_end": may_end(visit, header),
+        "needs_force": needs_force(visit, header),
         "now_ms": visit.site.now_ms(),
     }
 

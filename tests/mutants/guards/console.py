@@ -6,13 +6,14 @@ from tests.mutants.mutant import Mutant
 
 _APP = "metatxn/console/app.py"
 _FRAME = "tests/console/test_frame.py"
+_ENDING = "tests/console/test_ending.py"
 
 CONSOLE = (
     Mutant(
         "form-from-anywhere",
         "a change is made only if a page of this session has asked for it",
         _APP,
-        'not comes_from_here(request) or not visit.session.sent(values.get("form_token", ""))',
+        'not comes_from_here(request) or not visit.session.sent(form.get("form_token", ""))',
         "not comes_from_here(request)",
         tests=(f"{_FRAME}::test_what_another_site_sends_changes_nothing",),
     ),
@@ -20,8 +21,8 @@ CONSOLE = (
         "origin-not-compared",
         "a change is made only if the browser says that a page of this origin has asked for it",
         _APP,
-        'not comes_from_here(request) or not visit.session.sent(values.get("form_token", ""))',
-        'not visit.session.sent(values.get("form_token", ""))',
+        'not comes_from_here(request) or not visit.session.sent(form.get("form_token", ""))',
+        'not visit.session.sent(form.get("form_token", ""))',
         tests=(f"{_FRAME}::test_what_another_site_sends_changes_nothing",),
     ),
     Mutant(
@@ -38,10 +39,34 @@ CONSOLE = (
     Mutant(
         "sent-elsewhere-after-signing-in",
         "signing in leads to a page of the console and to nowhere else",
-        "metatxn/console/signing_in.py",
+        "metatxn/console/sessions.py",
         "not parts.scheme and not parts.netloc and",
         "not parts.scheme and",
         tests=("tests/console/test_console.py::test_nobody_is_sent_elsewhere",),
+    ),
+    Mutant(
+        "read-only-console-changes",
+        "a read-only console changes nothing, also if a form is sent to it",
+        _APP,
+        "            if self._site.read_only:\n",
+        "            if False:\n",
+        tests=(f"{_ENDING}::test_a_console_that_is_read_only_changes_nothing",),
+    ),
+    Mutant(
+        "offered-to-everybody",
+        "an abort by force is asked for only where the transaction of somebody else is prepared",
+        "metatxn/console/pages/ending.py",
+        "txn.prepared is True and caller is not None and txn.owner not in (None, caller)",
+        "txn.prepared is True",
+        tests=(f"{_ENDING}::test_its_owner_needs_no_force",),
+    ),
+    Mutant(
+        "failures-of-changes-count-as-done",
+        "the line of a change in the audit log says what became of it",
+        "metatxn/console/visit.py",
+        "            status = error.status if error.definite else metatxn.OutcomeUnknown.status\n",
+        "            status = 200\n",
+        tests=(f"{_ENDING}::test_somebody_elses_is_refused",),
     ),
     Mutant(
         "pages-keep-a-coordinator-from-stopping",

@@ -1,0 +1,87 @@
+"""The screenshots of `docs/console.md`, in both themes: `make console-shots`.
+
+A cluster lives for a quarter of an hour on a clock that jumps, so its plots show what has really been counted.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Browser, Page
+
+import metatxn
+from metatxn.service.throughput import LOOK_EVERY_MS, REMEMBERED
+from tests.console.browser import Visitor, running_browser
+from tests.console.cluster import ConsoleCluster, Loop
+
+SIZE = {"width": 1180, "height": 760}
+THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+
+
+def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random) -> dict[str, str]:
+    """What happens in the quarter of an hour, and the paths of the pages that show it."""
+    for topic in ("orders", "invoices", "audit"):
+        client.create_topic(topic, segments=2)
+        client.create_subscription(topic, "billing")
+    cluster.ahead_ms -= LOOK_EVERY_MS * REMEMBERED
+    reader = client.reader("orders")
+    left: list[str] = []
+    last = ""
+    with client.producer("orders") as orders, client.producer("invoices") as invoices:
+        for number in range(REMEMBERED):
+            for _ in range(chance.randint(2, 7)):
+                txn = client.begin(timeout_ms=3_600_000, properties={"job": "billing"})
+                for key in range(chance.randint(1, 6)):
+                    orders.send({"order": key, "amount": 17.5}, key=str(key), txn=txn)
+                invoices.send({"paid": True}, key=str(number), txn=txn)
+                if chance.random() < 0.15:
+                    txn.abort("the card was refused")
+                else:
+                    txn.commit()
+                    last = txn.id
+            list(reader)
+            cluster.ahead_ms += LOOK_EVERY_MS
+            cluster.look()
+            if number in (30, 70):
+                held = client.begin(timeout_ms=3_600_000, properties={"job": "nightly-load"})
+                orders.send({"order": number}, key=str(number), txn=held).result()
+                held.leave_open()
+                left.append(held.id)
+    return {
+        "overview": "/",
+        "transaction": f"/transactions/{last}",
+        "hanging": "/hanging",
+    }
+
+
+def taken(browser: Browser, cluster: ConsoleCluster, paths: dict[str, str], into: Path) -> None:
+    for theme in THEMES:
+        visitor = Visitor(browser, cluster.url, color_scheme=theme)
+        visitor.page.set_viewport_size(SIZE)  # type: ignore[arg-type]
+        for name, path in paths.items():
+            page = visitor.open(path)
+            page.wait_for_load_state("load")
+            _settled(page)
+            page.screenshot(path=into / f"console-{name}-{theme}.png")
+        visitor.context.close()
+
+
+def _settled(page: Page) -> None:
+    page.evaluate("document.fonts.ready.then(() => true)")
+
+
+def main(into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as data, Loop() as loop, ConsoleCluster(loop, Path(data)) as cluster:
+        with cluster.client() as client:
+            paths = lived(cluster, client, random.Random(7))
+        with running_browser() as browser:
+            taken(browser, cluster, paths, into)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
