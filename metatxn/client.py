@@ -383,10 +383,11 @@ class AsyncClient:
         """The topic and its segments as they are now. Raises `NotFound`."""
         return await self._connection.topics.read(name)
 
-    def topics(self, *, limit: int | None = None) -> Listing[TopicInfo]:
-        """All topics that the caller has a right on, ordered by name. `limit` is the size of a page."""
+    def topics(self, *, text: str | None = None, limit: int | None = None) -> Listing[TopicInfo]:
+        """All topics that the caller has a right on, ordered by name, or those whose full name has this text, in any
+        case. `limit` is the size of a page."""
         connection = self._connection
-        return Listing(connection, connection.brokers, path_of("topics"), {"limit": limit}, TopicInfo)
+        return Listing(connection, connection.brokers, path_of("topics"), {"text": text, "limit": limit}, TopicInfo)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all of its messages and subscriptions. Transactions that wrote to it end like any others.

@@ -92,10 +92,14 @@ def create(
 
 @app.command("list", epilog="Example: metatxn topic list -o json")
 @takes_session
-def list_(session: ServiceOptions, limit: LimitOption = 1000) -> None:
+def list_(
+    session: ServiceOptions,
+    text: Annotated[str | None, typer.Option(help="Only those with this text in their full name, in any case.")] = None,
+    limit: LimitOption = 1000,
+) -> None:
     """List topics by name."""
     with session.connect() as client:
-        session.print_list(client.topics(), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), topic_row)
+        session.print_list(client.topics(text=text), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), topic_row)
 
 
 @app.command(epilog="Example: metatxn topic show orders")

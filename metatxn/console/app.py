@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 import metatxn
 from metatxn.console import signing_in
 from metatxn.console.live import events, is_live
-from metatxn.console.pages import ending, hanging, overview, transactions
+from metatxn.console.pages import ending, hanging, layout, overview, topics, transactions
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
 from metatxn.console.visit import MadeChange, SentForm, Visit
@@ -35,6 +35,8 @@ PAGES: dict[str, PageHandler] = {
     "/transactions": transactions.transactions,
     "/transactions/{txn_id}": transactions.transaction,
     "/hanging": hanging.hanging,
+    "/topics": topics.topics,
+    "/topics/{topic}": topics.one_topic,
 }
 """What is shown, by path. Only callers whom the services know get there."""
 OPEN_PAGES: dict[str, PageHandler] = {"/sign-in": signing_in.form}
@@ -48,6 +50,13 @@ CHANGES: dict[str, ChangeHandler] = {
     "/transactions/{txn_id}/commit": ending.commit_transaction,
     "/transactions/{txn_id}/abort": ending.abort_transaction,
     "/hanging/abort": ending.abort_chosen,
+    "/topics": layout.create_topic,
+    "/topics/{topic}/delete": layout.delete_topic,
+    "/topics/{topic}/policy": layout.change_policy,
+    "/topics/{topic}/split": layout.split_segment,
+    "/topics/{topic}/merge": layout.merge_segments,
+    "/topics/{topic}/seal": layout.seal_segment,
+    "/topics/{topic}/trim": layout.trim_segment,
 }
 """What changes the cluster, with the rights of the caller."""
 

@@ -25,7 +25,7 @@ SAID = "metatxn-said"
 THEMES = ("auto", "light", "dark")
 LONGEST_SAID = 300
 INTERNAL_ERROR = 500
-NAVIGATION = (("/", "Overview"), ("/transactions", "Transactions"), ("/hanging", "Hanging"))
+NAVIGATION = (("/", "Overview"), ("/topics", "Topics"), ("/transactions", "Transactions"), ("/hanging", "Hanging"))
 FOR_ADMINISTRATORS = ("/hanging",)
 Values = Mapping[str, Any]
 """What a template shows, by name."""

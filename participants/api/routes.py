@@ -109,6 +109,13 @@ TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 PreviousQuery = Annotated[int | None, Query(ge=NO_SEQUENCE, le=MAX_NUMBER)]
+TextQuery = Annotated[
+    str | None,
+    Query(min_length=1, max_length=256, description="Only topics whose full name has this text, in any case."),
+    AfterValidator(no_control_characters),
+]
+MOST_TOPICS = 1_000
+"""The most topics that one request lists, or looks through for a text."""
 MaxOpenQuery = Annotated[
     int | None,
     Query(
@@ -159,18 +166,23 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
     async def list_topics(
         caller: Caller,
         listener: UsedListener,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        limit: Annotated[int, Query(ge=1, le=MOST_TOPICS)] = 100,
         page_token: PageTokenQuery = None,
+        text: TextQuery = None,
     ) -> TopicPage:
         """List the topics on which the caller has a right, by name. A page may have fewer than `limit` items although
         there is a next page."""
-        topics, more = await broker.topics.page(page_token, limit)
-        seen = [topic for topic in topics if not topic.deleted and caller.may_see(topic.name)]
+        topics, more = await broker.topics.page(page_token, limit if text is None else MOST_TOPICS)
+        wanted = (text or "").casefold()
+        seen = [each for each in topics if wanted in each.name.casefold() and caller.may_see(each.name)]
+        seen = [topic for topic in seen if not topic.deleted]
+        shown = seen[:limit]
         items = []
-        for topic in seen:
+        for topic in shown:
             with suppress(errors.NotFound):  # it has been deleted meanwhile
                 items.append(await broker.topics.describe(topic, listener))
-        return TopicPage(items=items, next_page_token=names.page_token(topics[-1].name) if more else None)
+        last = shown[-1] if len(seen) > limit else topics[-1] if more else None
+        return TopicPage(items=items, next_page_token=names.page_token(last.name) if last else None)
 
     @api.get(
         "/v1/topics/{topic}",

@@ -46,6 +46,9 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
             list(reader)
             cluster.ahead_ms += LOOK_EVERY_MS
             cluster.look()
+            if number in (20, 50):
+                active = [each for each in client.topic("orders").segments if each.state == "active"]
+                client.split_segment(active[number // 50].segment)
             if number in (30, 70):
                 held = client.begin(timeout_ms=3_600_000, properties={"job": "nightly-load"})
                 orders.send({"order": number}, key=str(number), txn=held).result()
@@ -53,6 +56,7 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
                 left.append(held.id)
     return {
         "overview": "/",
+        "topic": "/topics/orders",
         "transaction": f"/transactions/{last}",
         "hanging": "/hanging",
     }

@@ -186,6 +186,8 @@ def test_topics(ask: Callable[..., Any], cli: Run) -> None:
     assert shown["name"] == f"public/default/{name}" and len(shown["segments"]) == 3
     assert [field["type"] for field in shown["schema"]["fields"]] == ["int64", "timestamp[us]"]
     assert shown["name"] in {found["name"] for found in ask("topic", "list")}
+    assert shown["name"] in {found["name"] for found in ask("topic", "list", "--text", shown["name"].upper())}
+    assert ask("topic", "list", "--text", "no topic has this") == []
     table = cli("topic", "show", name).stdout
     assert "id:int64,at:timestamp[us]" in table and table.count("active") == 3
 

@@ -31,6 +31,7 @@ from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_frames
 from metatxn.wire.problems import MEDIA_TYPE
 from metatxn.wire.rows import KEY_COLUMN
+from participants.api import routes
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.pages import assert_read_alike
 from tests.participants.segment.faulty_store import INTENT, Fault
@@ -142,17 +143,33 @@ async def test_lists_are_paged_whatever_the_names(process: BrokerProcess) -> Non
     names = [f"a/b/{letter * length}" for letter, length in (("a", 400), ("b", 1), ("c", 300), ("ü", 300))]
     for name in names:
         await process.create(name)
+    assert sorted(await listed(process, {"limit": 1})) == sorted(names)
+
+
+async def listed(process: BrokerProcess, query: dict[str, Any]) -> list[str]:
     seen: list[str] = []
-    query: dict[str, Any] = {"limit": 1}
     while True:
         answer = await process.http.get("/v1/topics", params=query)
         assert answer.status_code == 200, answer.text
         page = answer.json()
         seen += [item["name"] for item in page["items"]]
         if page["next_page_token"] is None:
-            break
+            return seen
         query["page_token"] = page["next_page_token"]
-    assert sorted(seen) == sorted(names)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_topics_are_found_by_a_text_in_their_names(
+    process: BrokerProcess, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """In any case, and however few are looked through at once."""
+    for name in ("a/b/ÜBER", "a/b/c", "a/über/d", "a/b/zzz"):
+        await process.create(name)
+    for most in (1, 3, 1_000):
+        monkeypatch.setattr(routes, "MOST_TOPICS", most)
+        assert sorted(await listed(process, {"text": "über", "limit": limit})) == ["a/b/ÜBER", "a/über/d"], most
+        assert await listed(process, {"text": "nothing", "limit": limit}) == []
+    assert_problem(await process.http.get("/v1/topics", params={"text": ""}), ErrorCode.INVALID_ARGUMENT, "text")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""Changes of topics: their segments, their policies, and themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import quote
+
+import metatxn
+from metatxn.console.pages.topics import PATH
+from metatxn.console.visit import MadeChange, SentForm, Visit
+from metatxn.wire.policies import DEFAULTS
+
+
+async def create_topic(visit: Visit, form: SentForm) -> MadeChange:
+    name, segments = _given(form, "name"), _number(form, "segments") or 1
+    with visit.recording("topic.create", {"topic": name}, segments=segments):
+        made = await visit.client.create_topic(name, segments)
+    return MadeChange(f"The topic {made.name} is created.", _url(made.name))
+
+
+async def delete_topic(visit: Visit, form: SentForm) -> MadeChange:
+    """Only if its name was typed: nothing brings it back."""
+    topic = await visit.client.topic(visit.part("topic"))
+    if form.get("name", "").strip() not in (topic.name, topic.name.removeprefix("public/default/")):
+        raise metatxn.InvalidArgument("name: type the name of the topic to delete it", field="name")
+    with visit.recording("topic.delete", {"topic": topic.name}):
+        await visit.client.delete_topic(topic.name)
+    return MadeChange(f"The topic {topic.name} is deleted.", PATH)
+
+
+async def change_policy(visit: Visit, form: SentForm) -> MadeChange:
+    """One setting; without a value it is removed, and the policy of the namespace decides."""
+    topic, name = visit.part("topic"), _given(form, "setting")
+    if name not in DEFAULTS:
+        raise metatxn.InvalidArgument(f"setting: there is no setting {name!r}", field="setting")
+    text = form.get("value", "").strip()
+    value = (_number(form, "value") if isinstance(DEFAULTS[name], int) else text) if text else None
+    with visit.recording("policy.change", {"topic": topic}, **{name: value}):
+        await visit.client.set_topic_policy(topic, **{name: value})
+    said = f"{name} is {value}." if text else f"The topic says nothing about {name} any more."
+    return MadeChange(said, _url(topic))
+
+
+async def split_segment(visit: Visit, form: SentForm) -> MadeChange:
+    segment, at = _given(form, "segment"), _number(form, "at")
+    return await _laid_out(visit, "split", segment, lambda: visit.client.split_segment(segment, at), at=at)
+
+
+async def merge_segments(visit: Visit, form: SentForm) -> MadeChange:
+    segment, other = _given(form, "segment"), _given(form, "with")
+    arguments = {"with": other}
+    return await _laid_out(visit, "merge", segment, lambda: visit.client.merge_segments(segment, other), **arguments)
+
+
+async def seal_segment(visit: Visit, form: SentForm) -> MadeChange:
+    segment = _given(form, "segment")
+    if form.get("sure") != "yes":
+        raise metatxn.InvalidArgument("sure: confirm that nobody will write to this part of the topic", field="sure")
+    return await _laid_out(visit, "seal", segment, lambda: visit.client.seal_segment(segment))
+
+
+async def trim_segment(visit: Visit, form: SentForm) -> MadeChange:
+    segment, before = _given(form, "segment"), _given(form, "before")
+    with visit.recording("segment.trim", {"segment": segment}, before=before):
+        first = await visit.client.trim_segment(segment, before)
+    return MadeChange(f"What is left of {_part(segment)} begins at {first}.", _url(visit.part("topic")))
+
+
+async def _laid_out(
+    visit: Visit, verb: str, segment: str, change: Callable[[], Awaitable[list[str]]], **arguments: int | str | None
+) -> MadeChange:
+    with visit.recording(f"segment.{verb}", {"segment": segment}, **arguments):
+        children = await change()
+    then = f"{' and '.join(map(_part, children))} took over." if children else "Nothing follows it."
+    return MadeChange(f"{_part(segment)} is sealed. {then}", _url(visit.part("topic")))
+
+
+def _given(form: SentForm, name: str) -> str:
+    value = form.get(name, "").strip()
+    if not value:
+        raise metatxn.InvalidArgument(f"{name}: it is missing", field=name)
+    return value
+
+
+def _number(form: SentForm, name: str) -> int | None:
+    text = form.get(name, "").strip()
+    try:
+        return int(text) if text else None
+    except ValueError:
+        raise metatxn.InvalidArgument(f"{name}: {text!r} is not a whole number", field=name) from None
+
+
+def _part(segment: str) -> str:
+    return segment.rpartition("/")[2]
+
+
+def _url(topic: str) -> str:
+    return f"{PATH}/{quote(topic, safe='')}"

@@ -1,0 +1,147 @@
+"""The list of topics, and one of them: its segments, and who holds back their readers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+import metatxn
+from metatxn.console.tree import Tree
+from metatxn.console.visit import Values, Visit
+from metatxn.wire.broker import OpenTransaction, SegmentDetail, SegmentInfo, TopicInfo
+from metatxn.wire.names import number_of_segment
+from metatxn.wire.policies import DEFAULTS, PolicyInfo
+
+PER_PAGE = 25
+MOST_LOOKED_AT = 40
+"""The segments of a list of topics that are asked for their sizes."""
+MOST_SEGMENTS = 50
+PATH = "/console/topics"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """`details` are those of its active segments, or None if one of them cannot be had, or was not asked."""
+
+    topic: TopicInfo
+    active: int
+    details: Sequence[SegmentDetail] | None
+
+    def total(self, name: str) -> int | None:
+        return None if self.details is None else sum(getattr(each, name) for each in self.details)
+
+    @property
+    def held(self) -> int:
+        """The segments whose readers are held back."""
+        return sum(each.pinned_by is not None for each in self.details or ())
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A segment, and what its owner says: None if nobody serves it, or the caller may not read it."""
+
+    info: SegmentInfo
+    detail: SegmentDetail | None
+
+    @property
+    def holder(self) -> OpenTransaction | None:
+        """The transaction that holds back its readers."""
+        if self.detail is None or self.detail.pinned_by is None:
+            return None
+        return next((each for each in self.detail.open_transactions if each.txn_id == self.detail.pinned_by), None)
+
+
+async def topics(visit: Visit) -> Response:
+    text, token = visit.query("text"), visit.query("page") or None
+    found, next_token = await visit.client.topics(text=text or None, limit=PER_PAGE).page_at(token)
+    return visit.page(
+        "topics.html",
+        rows=await _rows(visit, found),
+        text=text,
+        may_create=not visit.site.read_only and _may_create(visit.access),
+        first=_url(text, None) if token else None,
+        next=_url(text, next_token) if next_token else None,
+    )
+
+
+def _may_create(access: metatxn.AccessInfo) -> bool:
+    return access.admin or any("admin" in rights for rights in access.topics.values())
+
+
+def _url(text: str, token: str | None) -> str:
+    query = {name: value for name, value in (("text", text), ("page", token)) if value}
+    return f"{PATH}?{urlencode(query)}" if query else PATH
+
+
+async def _rows(visit: Visit, found: Iterable[TopicInfo]) -> list[TopicRow]:
+    active = {topic.name: [each.segment for each in topic.segments if each.state == "active"] for topic in found}
+    wanted = [name for names in active.values() for name in names][:MOST_LOOKED_AT]
+    details = await details_of(visit, wanted)
+    return [TopicRow(topic, len(active[topic.name]), _all(details, active[topic.name])) for topic in found]
+
+
+def _all(details: Mapping[str, SegmentDetail], names: Sequence[str]) -> list[SegmentDetail] | None:
+    return [details[name] for name in names] if all(name in details for name in names) else None
+
+
+async def details_of(visit: Visit, segments: Iterable[str]) -> dict[str, SegmentDetail]:
+    """Each with the transaction that holds back its readers. Those are missing that cannot be had."""
+    found = await asyncio.gather(*(_detail(visit, segment) for segment in segments))
+    return {detail.segment: detail for detail in found if detail is not None}
+
+
+async def _detail(visit: Visit, segment: str) -> SegmentDetail | None:
+    try:
+        return await visit.client.segment(segment, max_open=1)
+    except metatxn.MetatxnError:
+        return None
+
+
+async def one_topic(visit: Visit) -> Response:
+    name = visit.part("topic")
+
+    async def load() -> Values:
+        found, policy = await asyncio.gather(visit.client.topic(name), _policy(visit, name))
+        segments = sorted(found.segments, key=_order)[:MOST_SEGMENTS]
+        details = await details_of(visit, (each.segment for each in segments))
+        tree = Tree(found.segments, details)
+        return {
+            "topic": found,
+            "policy": policy.model_dump() if policy else None,
+            "settings": list(DEFAULTS),
+            "rows": [SegmentRow(each, details.get(each.segment)) for each in segments],
+            "more": len(found.segments) - len(segments),
+            "active": [each.segment for each in segments if each.state == "active"],
+            "all": [each.segment for each in segments],
+            "tree": tree,
+            "boxes": tree.boxes(),
+            "total": _totals(details.values()),
+            "may_change": visit.access.may("admin", found.name) and not visit.site.read_only,
+            "now_ms": visit.site.now_ms(),
+        }
+
+    return await visit.live_page("topic.html", load)
+
+
+def _order(segment: SegmentInfo) -> Any:
+    """Active ones first by their range, and then the latest of the others."""
+    active = segment.state == "active"
+    return not active, segment.range if active else (-number_of_segment(segment.segment), 0)
+
+
+async def _policy(visit: Visit, name: str) -> PolicyInfo | None:
+    try:
+        return await visit.client.topic_policy(name)
+    except metatxn.NotAllowed:
+        return None
+
+
+def _totals(details: Iterable[SegmentDetail]) -> dict[str, int]:
+    names = ("entries", "size_bytes", "waiting_entries", "waiting_bytes", "open_count")
+    found = list(details)
+    return {name: sum(getattr(each, name) for each in found) for name in names}

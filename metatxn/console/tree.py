@@ -1,0 +1,79 @@
+"""The segments of a topic as a map: hashes from top to bottom, and from left to right what followed what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from metatxn.wire.broker import HASH_RANGE_END, SegmentDetail, SegmentInfo
+from metatxn.wire.names import number_of_segment
+
+WIDTH, HEIGHT = 800, 240
+MOST_BOXES = 200
+GAP = 2
+LABEL_HEIGHT, LABEL_WIDTH = 13, 70
+"""A box with less space has no words in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A segment in the map. `kind` chooses the colour: `active`, `sealed`, or `held` if its readers are held back."""
+
+    segment: SegmentInfo
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+    labelled: bool
+
+
+class Tree:
+    """A segment begins to the right of all that it overlaps and follows, and ends where the next ones that overlap it
+    begin; one that is active reaches the right end. Those that were deleted leave a space. Of two segments whose ranges
+    overlap, the one with the lower number is an ancestor of the other (`SegmentParts`)."""
+
+    def __init__(self, segments: Sequence[SegmentInfo], details: Mapping[str, SegmentDetail]) -> None:
+        self._all = segments
+        self._details = details
+        self._shown = sorted(segments, key=lambda each: number_of_segment(each.segment))[-MOST_BOXES:]
+        """The latest ones, if there are too many."""
+        self._begins: list[int] = []
+        for index, segment in enumerate(self._shown):
+            before = [self._begins[at] for at in range(index) if _overlap(self._shown[at], segment)]
+            self._begins.append(1 + max(before, default=-1))
+        self._columns = max(self._begins, default=0) + 1
+
+    def boxes(self) -> list[Box]:
+        return [self._box(index) for index in range(len(self._shown))]
+
+    @property
+    def words(self) -> str:
+        active = sum(each.state == "active" for each in self._all)
+        held = sum(detail.pinned_by is not None for detail in self._details.values())
+        return (
+            f"Map of {len(self._all)} segments: {active} active, {len(self._all) - active} sealed, "
+            f"{held} with readers that are held back. The table below says more about each."
+        )
+
+    def _box(self, index: int) -> Box:
+        segment, begin, column = self._shown[index], self._begins[index], WIDTH / self._columns
+        low, high = segment.range
+        y, height = HEIGHT * low / (HASH_RANGE_END + 1), HEIGHT * (high + 1 - low) / (HASH_RANGE_END + 1)
+        width, shown_height = (self._end(index) - begin) * column - GAP, max(height - GAP, height / 2)
+        detail = self._details.get(segment.segment)
+        kind = "held" if detail is not None and detail.pinned_by is not None else segment.state
+        labelled = shown_height >= LABEL_HEIGHT and width >= LABEL_WIDTH
+        return Box(segment, kind, begin * column, y, width, shown_height, labelled)
+
+    def _end(self, index: int) -> int:
+        segment = self._shown[index]
+        if segment.state == "active":
+            return self._columns
+        later = range(index + 1, len(self._shown))
+        follow = [self._begins[at] for at in later if _overlap(self._shown[at], segment)]
+        return min(follow, default=self._begins[index] + 1)
+
+
+def _overlap(one: SegmentInfo, other: SegmentInfo) -> bool:
+    return one.range[0] <= other.range[1] and other.range[0] <= one.range[1]

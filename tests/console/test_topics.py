@@ -1,0 +1,188 @@
+"""Goal: a topic is found, its segments are shown with who holds back their readers, and whoever may changes
+it.
+
+Method: a browser for what a person sees and does, and forms that are sent without one for what is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import expect
+
+import metatxn
+from metatxn.words import short_id
+from tests.console.browser import Visitor
+from tests.console.cluster import ConsoleCluster
+from tests.console.conftest import Secured
+from tests.console.forms import Sender
+from tests.console.life import HOSTILE, RIGHT_TO_LEFT, Life
+
+
+@pytest.fixture
+def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
+    with cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def sender(cluster: ConsoleCluster) -> Iterator[Sender]:
+    with Sender(cluster.url) as sender:
+        yield sender
+
+
+def active(client: metatxn.Client, topic: str) -> list[str]:
+    found = [each for each in client.topic(topic).segments if each.state == "active"]
+    return [each.segment for each in sorted(found, key=lambda each: each.range)]
+
+
+def test_topics_are_found_by_a_part_of_their_name(visitor: Visitor, life: Life) -> None:
+    page = visitor.open("/topics")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders", exact=True))
+    expect(row).to_contain_text("held back")
+    expect(page.get_by_role("link", name=HOSTILE.replace("/", "_"), exact=True)).to_be_visible()
+    page.get_by_role("searchbox", name="Name").fill("ORD")
+    page.get_by_role("searchbox", name="Name").press("Enter")
+    expect(page).to_have_url(re.compile("text=ORD"))
+    assert page.locator("tbody a").all_inner_texts() == ["orders"]
+    visitor.open("/topics?text=nothing-has-this")
+    expect(page.get_by_text("No topic matches.")).to_be_visible()
+
+
+def test_a_topic_says_who_holds_back_its_readers(visitor: Visitor, client: metatxn.Client) -> None:
+    """Since when, and from which position on; and it follows what is decided."""
+    client.create_topic("held-back")
+    txn = client.begin(timeout_ms=600_000)
+    with client.producer("held-back") as producer:
+        producer.send("before").result()
+        producer.send("inside", txn=txn).result()
+        producer.send("behind").result()
+    page = visitor.open("/topics/held-back")
+    row = page.locator("[id='segment-0000-ffff-0']")
+    expect(row.get_by_role("link", name=short_id(txn.id), exact=True)).to_be_visible()
+    expect(row).to_contain_text(re.compile(r"from \d+:0 on"))
+    expect(row).to_contain_text("2 entries")
+    expect(page.get_by_role("img", name=re.compile("1 active, 0 sealed, 1 with readers"))).to_be_visible()
+    txn.commit()
+    expect(row).to_contain_text("nobody")
+    expect(page.get_by_role("img", name=re.compile("0 with readers"))).to_be_visible()
+
+
+def test_names_that_are_meant_to_do_harm_are_only_names(visitor: Visitor, life: Life) -> None:
+    for name in (HOSTILE.replace("/", "_"), RIGHT_TO_LEFT):
+        page = visitor.open(f"/topics/{quote(name, safe='')}")
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+        assert page.locator("main img, main script").count() == 0
+
+
+def test_a_topic_is_created_changed_and_deleted(
+    visitor: Visitor, cluster: ConsoleCluster, client: metatxn.Client
+) -> None:
+    page = visitor.open("/topics")
+    section = page.get_by_role("region", name="Create a topic")
+    section.get_by_label("Name").fill("payments")
+    section.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("heading", name="payments", level=1)).to_be_visible()
+    page.get_by_text("Split a segment").click()
+    page.get_by_role("button", name="Split").click()
+    expect(page.get_by_text("0000-ffff-0 is sealed. 0000-7fff-1 and 8000-ffff-2 took over.")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("2 active, 1 sealed"))).to_be_visible()
+    page.get_by_text("Delete this topic").click()
+    page.get_by_label("Type its name").fill("payment")
+    visitor.expected = "status of 422"
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("alert")).to_contain_text("type the name of the topic")
+    page.get_by_role("link", name="Try again").click()
+    page.get_by_text("Delete this topic").click()
+    page.get_by_label("Type its name").fill("payments")
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("The topic public/default/payments is deleted.")).to_be_visible()
+    with pytest.raises(metatxn.NotFound):
+        client.topic("payments")
+    assert [verb for verb, _, status in cluster.recorded if status == 200][-3:] == [
+        "console.topic.create",
+        "console.segment.split",
+        "console.topic.delete",
+    ]
+
+
+def test_segments_and_policies_are_changed(sender: Sender, cluster: ConsoleCluster, client: metatxn.Client) -> None:
+    client.create_topic("a/b/shaped", segments=2)
+    path = "/topics/a%2Fb%2Fshaped"
+    first, second = active(client, "a/b/shaped")
+    assert sender.post(f"{path}/merge", segment=first, **{"with": second}).headers["location"] == f"/console{path}"
+    (whole,) = active(client, "a/b/shaped")
+    assert sender.post(f"{path}/split", segment=whole, at="100").status_code == 303
+    assert [each.rpartition("/")[2][:9] for each in active(client, "a/b/shaped")] == ["0000-0063", "0064-ffff"]
+    kept = active(client, "a/b/shaped")[0]
+    with client.producer("a/b/shaped") as producer:
+        for number in range(20):
+            producer.send(number, key=str(number)).result()
+    last = active(client, "a/b/shaped")[1]
+    before = client.segment(last).last_position
+    assert sender.post(f"{path}/trim", segment=last, before=before).status_code == 303
+    assert client.segment(last).first_position == before
+    assert sender.post(f"{path}/policy", setting="retention_ms", value="60000").status_code == 303
+    assert sender.post(f"{path}/policy", setting="retention", value="hard").status_code == 303
+    policy = client.topic_policy("a/b/shaped").policy
+    assert (policy.retention_ms, policy.retention) == (60_000, "hard")
+    assert sender.post(f"{path}/policy", setting="retention", value="").status_code == 303
+    assert client.topic_policy("a/b/shaped").policy.retention is None
+    assert sender.post(f"{path}/seal", segment=kept, sure="yes").status_code == 303
+    assert active(client, "a/b/shaped") == [last]
+    assert "sealed" in sender.get(path).text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "words"),
+    [
+        ("/topics", {}, 422, "name: it is missing"),
+        ("/topics", {"name": "orders"}, 409, "orders exists"),
+        ("/topics", {"name": "a/b"}, 422, "name"),
+        ("/topics", {"name": "x", "segments": "many"}, 422, "segments: &#39;many&#39; is not a whole number"),
+        ("/topics", {"name": "x", "segments": "-1"}, 422, "segments"),
+        ("/topics/orders/delete", {"name": "order"}, 422, "type the name"),
+        ("/topics/no-such/delete", {"name": "no-such"}, 404, "no-such"),
+        ("/topics/orders/split", {}, 422, "segment: it is missing"),
+        ("/topics/orders/split", {"segment": "segment://x"}, 404, "segment"),
+        ("/topics/orders/merge", {"segment": "segment://x"}, 422, "with: it is missing"),
+        ("/topics/orders/seal", {"segment": "segment://public/default/orders/0000-7fff-0"}, 422, "sure"),
+        ("/topics/orders/trim", {"segment": "segment://public/default/orders/0000-7fff-0"}, 422, "before: it is"),
+        ("/topics/orders/policy", {"setting": "__class__", "value": "1"}, 422, "there is no setting"),
+        ("/topics/orders/policy", {"setting": "retention_ms", "value": "long"}, 422, "is not a whole number"),
+        ("/topics/orders/policy", {"setting": "retention", "value": "soft"}, 422, "retention"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    sender: Sender, client: metatxn.Client, life: Life, path: str, fields: dict[str, str], status: int, words: str
+) -> None:
+    before = client.topic("orders"), client.topic_policy("orders").policy
+    answer = sender.post(path, **fields)
+    assert (answer.status_code, words in answer.text) == (status, True), answer.text
+    assert (client.topic("orders"), client.topic_policy("orders").policy) == before
+
+
+def test_a_change_is_offered_to_those_who_may_make_it_and_refused_otherwise(secured: Secured) -> None:
+    with secured.cluster.client(secured.tokens["root"]) as root:
+        root.create_topic("orders-of-ada", exist_ok=True)
+        root.create_topic("secret", exist_ok=True)
+        (segment,) = active(root, "orders-of-ada")
+        with Sender(secured.cluster.url, secured.tokens["ada"]) as ada:
+            shown = ada.get("/topics").text
+            assert "orders-of-ada" in shown and "secret" not in shown and "Create a topic" not in shown
+            assert "Change it" not in ada.get("/topics/orders-of-ada").text
+            assert ada.get("/topics/secret").status_code == 403
+            for path, fields in (
+                ("/topics", {"name": "orders-2"}),
+                ("/topics/orders-of-ada/delete", {"name": "orders-of-ada"}),
+                ("/topics/orders-of-ada/split", {"segment": segment}),
+                ("/topics/orders-of-ada/policy", {"setting": "retention", "value": "hard"}),
+                ("/topics/secret/delete", {"name": "secret"}),
+            ):
+                assert ada.post(path, **fields).status_code == 403, path
+        assert active(root, "orders-of-ada") == [segment] and root.topic("secret").name == "public/default/secret"
+        with Sender(secured.cluster.url, secured.tokens["root"]) as sender:
+            assert "Change it" in sender.get("/topics/orders-of-ada").text
