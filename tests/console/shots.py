@@ -10,11 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, Page
 
 import metatxn
 from metatxn.service.throughput import LOOK_EVERY_MS, REMEMBERED
+from metatxn.wire.position import Position
 from tests.console.browser import Visitor, running_browser
 from tests.console.cluster import ConsoleCluster, Loop
 
@@ -57,9 +59,17 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
     return {
         "overview": "/",
         "topic": "/topics/orders",
+        "messages": _around_the_horizon(client, "orders"),
         "transaction": f"/transactions/{last}",
         "hanging": "/hanging",
     }
+
+
+def _around_the_horizon(client: metatxn.Client, topic: str) -> str:
+    segment = client.topic(topic).segments[1].segment
+    horizon = Position.parse(client.segment(segment).max_read_position)
+    after = Position(horizon.ledger, max(horizon.entry - 2, -1))
+    return f"/topics/{topic}/messages?{urlencode({'show': 'all', 'segment': segment, 'after': str(after)})}"
 
 
 def taken(browser: Browser, cluster: ConsoleCluster, paths: dict[str, str], into: Path) -> None:

@@ -22,7 +22,7 @@ from tests.console.life import Life
 EVERY_PAGE = (
     *("/", "/sign-in", "/no-such-page", "/transactions", "/transactions?text=nothing", "/transactions?state=lost"),
     *("/transactions/{open}", "/transactions/{hostile}", "/hanging", "/hanging?age=1d"),
-    *("/topics", "/topics?text=nothing", "/topics/orders", "/topics/nothing"),
+    *("/topics", "/topics?text=nothing", "/topics/orders", "/topics/nothing", "/topics/orders/messages?show=all"),
 )
 
 

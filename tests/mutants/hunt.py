@@ -30,7 +30,7 @@ TESTS_BESIDE_S = 60
 _STOPPED_WITHIN_S = 60
 _KEPT = ROOT / "build" / "mutants"
 _PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "spark_connector")
-_COPIED = (*_PACKAGES, "tests", "pyproject.toml")
+_COPIED = (*_PACKAGES, "tests", "ops", "pyproject.toml")
 
 
 class Catch(NamedTuple):

@@ -69,6 +69,14 @@ CONSOLE = (
         tests=(f"{_ENDING}::test_somebody_elses_is_refused",),
     ),
     Mutant(
+        "undecided-is-skipped",
+        "an entry behind the horizon is never said to be skipped",
+        "metatxn/console/entries.py",
+        "frame.position <= horizon",
+        "frame.position",
+        tests=("tests/console/test_messages.py::test_an_entry_is_never_called_skipped_before_it_is",),
+    ),
+    Mutant(
         "pages-keep-a-coordinator-from-stopping",
         "the streams of open pages end when the coordinator is stopped",
         _APP,
