@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.cli.logs import append_audit_log
 from metatxn.cli.options import CliError
+from metatxn.console import pages as pages_of_console
 from metatxn.service import audit
 from metatxn.service.audited import audited, mark_of
 from metatxn.service.http import create_app
@@ -235,7 +237,10 @@ async def test_every_endpoint_that_changes_something_is_audited_or_has_a_reason(
     quiet = {each.name for each in changing if mark_of(each) is None and "/share" not in each.path}  # type: ignore[attr-defined]
     assert quiet == NOT_AUDITED.keys()
     verbs = {mark.verb for each in changing if (mark := mark_of(each))}
-    assert verbs | {"rights.change", "group.delete"} == {*SCHEMA["properties"]["verb"]["enum"]}
+    pages = "".join(path.read_text() for path in Path(pages_of_console.__path__[0]).glob("*.py"))
+    named = re.findall(r'recording\(\s*"([\w.]+)"', pages)
+    of_console = {f"console.{verb}" for verb in (*named, "segment.merge", "segment.seal", "segment.split")}
+    assert verbs | of_console | {"rights.change", "group.delete"} == {*SCHEMA["properties"]["verb"]["enum"]}
 
 
 def test_a_file_that_is_moved_away_is_begun_again(tmp_path: Path, lines: Lines) -> None:
