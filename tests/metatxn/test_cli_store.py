@@ -15,7 +15,7 @@ import pytest
 
 import metatxn
 from metastore.txn.id_blocks import BLOCK_SIZE
-from tests.metatxn.command_line import error_line, run, run_here
+from tests.metatxn.command_line import error_line, run
 from tests.metatxn.dev_server import DevServer
 
 
@@ -173,22 +173,22 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
             txn = client.begin(600_000)
             client.producer("orders").send({"id": 8}, txn=txn).result()
             txn.leave_open()
-        first = json.loads(run_here(*backup, "-o", "json").stdout)
+        first = json.loads(run(*backup, "-o", "json").stdout)
         assert first["ledgers"] == 1 and first["copied_bytes"] == first["bytes"] > 0
-        assert "copied bytes" in run_here(*backup).stdout
-    listed = json.loads(run_here("backup", "list", "--from", to, "-o", "json").stdout)
+        assert "copied bytes" in run(*backup).stdout
+    listed = json.loads(run("backup", "list", "--from", to, "-o", "json").stdout)
     assert listed[0]["backup"] == first["backup"] and len(listed) == 2
-    assert first["backup"] in run_here("backup", "list", "--from", to).stdout
-    assert run_here("backup", "verify", "--from", to).stdout == "nothing wrong in the backup\n"
+    assert first["backup"] in run("backup", "list", "--from", to).stdout
+    assert run("backup", "verify", "--from", to).stdout == "nothing wrong in the backup\n"
     restore = ["restore", "--from", to, "--store", store_url(new), "--data-dir", str(new / "broker")]
-    assert json.loads(run_here(*restore, "-o", "json").stdout)["transactions_aborted"] == 1
-    assert "the store is not empty" in error_line(run_here(*restore))
-    assert run_here("store", "check", "--store", store_url(new)).stdout.startswith("nothing wrong in ")
+    assert json.loads(run(*restore, "-o", "json").stdout)["transactions_aborted"] == 1
+    assert "the store is not empty" in error_line(run(*restore))
+    assert run("store", "check", "--store", store_url(new)).stdout.startswith("nothing wrong in ")
     with DevServer(new) as server, metatxn.connect(server.coordinator_url) as client:
         assert client.read_table("orders").to_pylist() == [{"id": 7}]
         assert [each.state for each in client.transactions()] == ["ABORTED"]
     next((tmp_path / "backups" / "ledgers").rglob("0-*")).write_bytes(b"damaged")
-    damaged = run_here("backup", "verify", "--from", to, "-o", "json")
+    damaged = run("backup", "verify", "--from", to, "-o", "json")
     assert damaged.returncode == 1 and "is not what was written" in damaged.stdout
-    assert "--to" in error_line(run_here("backup")) and "--data-dir" in error_line(run_here(*restore[:5]))
-    assert "there is no backup 7 here" in error_line(run_here(*restore, "--backup", "7"))
+    assert "--to" in error_line(run("backup")) and "--data-dir" in error_line(run(*restore[:5]))
+    assert "there is no backup 7 here" in error_line(run(*restore, "--backup", "7"))

@@ -261,8 +261,8 @@ async def in_order(client: metatxn.AsyncClient, topic: str) -> list[Any]:
 
 
 INSIDE = {
-    "acknowledges", "check_takes_operations", "closed", "failed", "joined_by", "let_go", "open", "outgoing", "page",
-    "passed", "prefetched", "used_by",
+    "acknowledges", "check_takes_operations", "closed", "failed", "has_prefetched", "joined_by", "let_go", "open",
+    "outgoing", "page", "passed", "prefetched", "used_by",
 }  # fmt: skip
 """What only the clients themselves call."""
 

@@ -152,7 +152,7 @@ def test_a_type_checker_sees_the_types(client: Environment, tmp_path: Path) -> N
 
 def test_the_blocking_classes_speak_of_themselves() -> None:
     assert "-> 'Consumer'" in str(inspect.signature(metatxn.Client.subscribe))
-    assert "-> 'Iterator[TransactionHeader]'" in str(inspect.signature(metatxn.Client.transactions))
+    assert "-> 'Listing[TransactionHeader]'" in str(inspect.signature(metatxn.Client.transactions))
     for name in metatxn.__all__:
         if hasattr(metatxn, f"Async{name}"):
             for method, found in inspect.getmembers(getattr(metatxn, name), inspect.isfunction):
