@@ -40,8 +40,8 @@ from spark_connector.table_writes import Fitting, TableWrites, check_dataframe, 
 DRIVER = "spark.driver"
 """The property of a transaction that names the driver process whose tasks began it."""
 CHECKED_FOR_S = 5.0
-"""For this long, micro-batches do not look up their topics again. If a topic changes meanwhile, the broker refuses what
-does not fit, as with a change during a micro-batch."""
+"""For this long micro-batches do not look up their topics again. If a topic gets a column meanwhile, rows are written
+without it, as by any producer that has not heard of it; the broker refuses all else that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,27 @@ def test_a_refusal_without_a_reason_is_found(unfounded: Asked) -> None:
     assert str(unfounded) in violation
 
 
+@pytest.mark.parametrize(
+    ("letters", "detail", "founded"),
+    [
+        ({}, "it is being sent to the dead-letter topic", False),
+        ({TOPIC: Counter()}, "it is being sent to the dead-letter topic", True),
+        ({TOPIC: Counter()}, "somebody has it", False),
+        ({TOPIC: Counter(["a letter"])}, "somebody has it", True),
+    ],
+)
+def test_a_message_that_is_given_up_may_be_left_to_one_more_delivery(
+    letters: dict[str, Counter[str]], detail: str, founded: bool
+) -> None:
+    """Then there is no dead letter in the end."""
+    history = true_story()
+    history.letters |= letters
+    history.asked.append(
+        refused("acks", "TXN_CONFLICT", (8, 9), txn_id=T1, topic=TOPIC, subscription="s", detail=detail)
+    )
+    assert bool(list(CHECKERS["refused only for what was so"](history))) is not founded
+
+
 def taken_of_nobody(history: History) -> None:
     history.given_to_nobody.append("an acknowledgement")
 

@@ -17,6 +17,7 @@ from tests.simulation.history import Asked, History, Outcome
 
 _OF_THE_MOMENT = {"STORE_UNAVAILABLE", "NOT_OWNER", "RATE_LIMITED", "STORAGE_FULL", "UNREACHABLE"}
 _OPERATIONS = ("entries", "messages", "acks")
+_ON_ITS_WAY = "it is being sent to the dead-letter topic"
 
 
 def check(history: History) -> Iterable[str]:
@@ -110,7 +111,7 @@ def _held(history: History, asked: Asked) -> bool:
     if asked.never_given:
         return _may_be_forgotten(history, asked)
     if asked.holder is None:
-        if _is_trimmed(history, asked.topic) or _has_expired(history, asked) or history.letters.get(asked.topic or ""):
+        if _is_trimmed(history, asked.topic) or _has_expired(history, asked) or _is_dead(history, asked):
             return True
         return any(other is not asked and _may_have_acknowledged(other, asked) for other in history.asked)
     decision = history.decisions.get(asked.holder)
@@ -121,6 +122,13 @@ def _held(history: History, asked: Asked) -> bool:
         or decision.revision > asked.floor
         or (collected is not None and collected[0] <= asked.at_revision)
     )
+
+
+def _is_dead(history: History, asked: Asked) -> bool:
+    """There is a dead letter, or one was on its way. The latter may be in vain: then the message is delivered once
+    more."""
+    letters = history.letters.get(asked.topic or "")
+    return bool(letters) or (letters is not None and _ON_ITS_WAY in (asked.detail or ""))
 
 
 def _holds_up(history: History, asked: Asked, txn_id: str) -> bool:
