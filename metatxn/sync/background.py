@@ -31,7 +31,7 @@ from metatxn.wire.errors import InvalidArgument, MetatxnError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-C = TypeVar("C")
+C = TypeVar("C", covariant=True)
 F = TypeVar("F")
 LOOKS_AGAIN_S = 1.0
 """A waiting thread notices Ctrl-C after this time at the latest."""
@@ -172,8 +172,9 @@ class Facade(Generic[C]):
 
     def __init_subclass__(cls) -> None:
         for name, member in vars(cls).items():
-            if isinstance(member, types.FunctionType) and member.__qualname__.startswith("Async"):
-                _present(member, f"{cls.__qualname__}.{name}", cls.__module__)
+            here = f"{cls.__qualname__}.{name}"
+            if isinstance(member, types.FunctionType) and member.__qualname__ != here:
+                _present(member, here, cls.__module__)
 
     def __init__(self, core: C, background: Background) -> None:
         self._core = core

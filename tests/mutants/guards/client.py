@@ -401,7 +401,7 @@ CLIENT = (
     Mutant(
         "begun-ahead-under-a-key",
         "5.1: a begin that may fence is not sent before the program asks for it",
-        "metatxn/client.py",
+        "metatxn/transaction_requests.py",
         "        if key is None and owner is None and version is None and not properties:\n",
         "        if owner is None and version is None and not properties:\n",
         tests=("tests/metatxn/test_begun_ahead.py",),

@@ -1,0 +1,105 @@
+"""What a client asks about the cluster: its processes, rights, quotas, records and version."""
+
+from __future__ import annotations
+
+import json
+
+from metatxn import upgrades
+from metatxn.answers import parsed
+from metatxn.connection import Connection
+from metatxn.http import Call, FixedEndpoint, path_of
+from metatxn.paging import Listing, Paged
+from metatxn.wire.access import AccessInfo
+from metatxn.wire.coordinator import (
+    Cluster,
+    StoredRecord,
+    UpgradeStatus,
+)
+from metatxn.wire.models import BrokerInfo, ServiceStatus, ThroughputAnswer
+from metatxn.wire.quotas import QuotaInfo
+
+RECORDS_PATH = "/admin/v2/store/records"
+
+
+class ClusterRequests:
+    """A part of `AsyncClient`."""
+
+    _connection: Connection
+
+    async def cluster(self, *, patient: bool = True) -> Cluster:
+        """The services with their URLs, and the store's revision. With `patient=False` it fails at once if nothing
+        answers."""
+        return await self._connection.directory.read(patient=patient)
+
+    async def service_status(self, url: str) -> ServiceStatus:
+        """One service of the cluster, which is asked once, and what it sees. Raises `ServiceUnreachable`."""
+        call = Call("GET", path_of("status"), for_directory=True)
+        return parsed(ServiceStatus, await self._connection.http.request(FixedEndpoint(url), call, patient=False))
+
+    async def throughput(self, url: str) -> ThroughputAnswer:
+        """What one service of the cluster has done in the last quarter of an hour. It is asked once. Raises
+        `ServiceUnreachable`."""
+        call = Call("GET", path_of("throughput"), for_directory=True)
+        return parsed(ThroughputAnswer, await self._connection.http.request(FixedEndpoint(url), call, patient=False))
+
+    async def broker(self, broker_id: str) -> BrokerInfo:
+        """One broker, and how far its drain is. Raises `NotFound`."""
+        return await self._of_broker("GET", broker_id)
+
+    async def drain_broker(self, broker_id: str) -> BrokerInfo:
+        """Begin to drain a broker: its segments go to the other brokers of its storage while everything is served.
+        With local files they stay, and new topics go to other brokers. `broker` tells how far it is. Raises
+        `NotFound`."""
+        return await self._of_broker("POST", broker_id, "drain")
+
+    async def undrain_broker(self, broker_id: str) -> BrokerInfo:
+        """End a drain. Raises `NotFound`."""
+        return await self._of_broker("POST", broker_id, "undrain")
+
+    async def _of_broker(self, method: str, broker_id: str, *verb: str) -> BrokerInfo:
+        call = Call(method, path_of("brokers", broker_id, *verb))
+        return parsed(BrokerInfo, await self._connection.broker(call))
+
+    async def access(self) -> AccessInfo:
+        """Who this client is for the services, by its token, and what it may do. Raises `Unauthenticated`."""
+        return parsed(AccessInfo, await self._connection.coordinator(Call("GET", path_of("access"))))
+
+    async def quota(self, principal: str | None) -> QuotaInfo:
+        """What a principal may use of the cluster in a second, where that comes from, and what it has used lately; None
+        stands for the default. Only administrators see those of others."""
+        return parsed(QuotaInfo, await self._connection.coordinator(Call("GET", _quota_path(principal))))
+
+    async def set_quota(self, principal: str | None, /, **amounts: int | None) -> QuotaInfo:
+        """Change amounts of a principal's quota, or of the default (None): `requests_per_second`,
+        `bytes_in_per_second`, `bytes_out_per_second`. -1 means no limit, and None removes an amount."""
+        call = Call("PATCH", _quota_path(principal), content=json.dumps(amounts).encode())  # null removes
+        return parsed(QuotaInfo, await self._connection.coordinator(call))
+
+    def quotas(self) -> Paged[QuotaInfo]:
+        """The quotas of all principals that have one of their own."""
+        connection = self._connection
+        return Listing(connection, connection.coordinators, path_of("quotas", "principals"), {}, QuotaInfo)
+
+    def stored_records(self, prefix: str = "/", *, limit: int | None = None) -> Listing[StoredRecord]:
+        """The records of the metadata store whose keys begin with `prefix`. Requires the right `admin`."""
+        connection = self._connection
+        return Listing(
+            connection, connection.coordinators, RECORDS_PATH, {"prefix": prefix, "limit": limit}, StoredRecord
+        )
+
+    async def upgrade_status(self) -> UpgradeStatus:
+        """The cluster version, the release of every process, and what stands in the way of the next version. Raises
+        `NotFound` if no coordinator runs a release that knows of cluster versions."""
+        return await upgrades.upgrade_status(self._connection)
+
+    async def finalize_upgrade(self, *, accept_absent: bool = False) -> UpgradeStatus:
+        """Raise the cluster version to that of the release which the coordinators run: processes of earlier releases
+        can no longer serve the cluster. With `accept_absent`, brokers that do not run may own segments.
+
+        Raises `UpgradePending`, whose `members["obstacles"]` say what is to be done first, and `NotFound`.
+        """
+        return await upgrades.finalize_upgrade(self._connection, accept_absent)
+
+
+def _quota_path(principal: str | None) -> str:
+    return path_of("quotas", "default") if principal is None else path_of("quotas", "principals", principal)
