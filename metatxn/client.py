@@ -334,10 +334,10 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         off, the messages that it holds are delivered to others."""
         return AsyncConsumer(self._connection, topic, subscription, name, session_timeout_s)
 
-    def subscriptions(self, topic: str) -> Listing[SubscriptionSummary]:
-        """The subscriptions of a topic, ordered by name. Raises `NotFound`."""
+    def subscriptions(self, topic: str, *, limit: int | None = None) -> Listing[SubscriptionSummary]:
+        """The subscriptions of a topic, ordered by name; a page has at most `limit` of them. Raises `NotFound`."""
         connection, path = self._connection, path_of("topics", topic, "subscriptions")
-        return Listing(connection, connection.brokers, path, {}, SubscriptionSummary)
+        return Listing(connection, connection.brokers, path, {"limit": limit}, SubscriptionSummary)
 
     async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """The progress of a subscription, and what is pending on it. Raises `NotFound`."""

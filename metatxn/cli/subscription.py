@@ -205,6 +205,8 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: C
     backlog = f"{messages} messages, {size_text(size_bytes)}"
     if delayed := sum(s.delayed for s in found.segments):
         backlog += f", {delayed} of them to be delivered later"
+    if again := sum(s.redelivered for s in found.segments):
+        backlog += f", {again} of them delivered more than once"
     if oldest_ms is not None:
         backlog += f", the oldest published {duration(max(0, now_ms - oldest_ms))} ago"
     fields: dict[str, str | None] = {"subscription": found.name, "topic": found.topic}

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 import metatxn
 from metatxn.console import signing_in
 from metatxn.console.live import events, is_live
-from metatxn.console.pages import ending, hanging, layout, messages, overview, topics, transactions
+from metatxn.console.pages import ending, hanging, layout, messages, overview, subscriptions, topics, transactions
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
 from metatxn.console.visit import MadeChange, SentForm, Visit
@@ -38,6 +38,8 @@ PAGES: dict[str, PageHandler] = {
     "/topics": topics.topics,
     "/topics/{topic}": topics.one_topic,
     "/topics/{topic}/messages": messages.messages,
+    "/topics/{topic}/subscriptions": subscriptions.topic_subscriptions,
+    "/topics/{topic}/subscriptions/{subscription}": subscriptions.one_subscription,
 }
 """What is shown, by path. Only callers whom the services know get there."""
 OPEN_PAGES: dict[str, PageHandler] = {"/sign-in": signing_in.form}

@@ -536,6 +536,7 @@ SUBSCRIPTION_SEGMENT = {
     "pending_acks": {_TXN_ID: 1},
     "blocking": None,
     "held": {"billing-1": 2},
+    "redelivered": 1,
     "backlog_bytes": 912,
     "oldest_ms": 1767225600000,
     "attached": {},
@@ -560,7 +561,8 @@ class SubscriptionSegment(BaseModel):
     that it was given and that are not acknowledged, or only in an open transaction. Everything up to the entry
     `mark_delete` is acknowledged; `backlog_bytes` is the size of what readers can see after it, and `oldest_ms` is
     when the first of that was published. `blocking` is the first message that others wait for, if any do. `delayed`
-    are those of the `backlog` whose delivery time has not come, as far as they were read. `attached` are, by name, the
+    are those of the `backlog` whose delivery time has not come, as far as they were read, and `redelivered` those that
+    were delivered more than once, as far as the owner of the segment knows. `attached` are, by name, the
     consumers that are connected to the owner of the segment itself, with what each of them holds."""
 
     model_config = example(**SUBSCRIPTION_SEGMENT)
@@ -573,6 +575,7 @@ class SubscriptionSegment(BaseModel):
     blocking: BlockingMessage | None = None
     held: dict[str, int] = {}
     delayed: int = 0
+    redelivered: int = 0
     backlog_bytes: int = 0
     oldest_ms: int | None = None
     attached: dict[str, int] = {}

@@ -74,6 +74,8 @@ class Deliveries:
         """The messages whose time has not come."""
         self._ahead: set[Place] = set()
         """The messages that wait, and that this owner has never delivered to anybody."""
+        self._again: set[Place] = set()
+        """The messages that were delivered more than once."""
 
     def __len__(self) -> int:
         """The number of outstanding messages."""
@@ -102,6 +104,11 @@ class Deliveries:
     def undelivered(self) -> int:
         """The number of messages that were read and that this owner has never delivered to anybody."""
         return len(self._ahead) + self.not_due
+
+    @property
+    def redelivered(self) -> int:
+        """The number of outstanding messages that were delivered more than once, as far as is known here."""
+        return len(self._again)
 
     def waits(self, span: Span) -> bool:
         """Whether a message of `span` has to be delivered before it can be acknowledged in a transaction. What has
@@ -164,6 +171,7 @@ class Deliveries:
         """These messages are acknowledged."""
         for place in list(self._within(span)):
             self._hold(place, self._outstanding[place], None)
+            self._again.discard(place)
             del self._outstanding[place]
 
     def reserved(self, span: Span) -> None:
@@ -310,6 +318,8 @@ class Deliveries:
             self._waiting.add(place)
         else:
             self._waiting.discard(place)
+        if delivery.times > 1:
+            self._again.add(place)
         if waiting and delivery.times == delivery.earlier:
             self._ahead.add(place)
         else:

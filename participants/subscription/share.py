@@ -282,6 +282,7 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
         unacked=counts.unacked,
         attached=dict(part.attached.held),
         delayed=part.deliveries.not_due,
+        redelivered=part.deliveries.redelivered,
         held={
             str(session): part.deliveries.number_held(session)
             for session in part.deliveries.consumers

@@ -30,6 +30,7 @@ def lived(client: metatxn.Client) -> Life:
     client.create_topic(RIGHT_TO_LEFT, exist_ok=True)
     client.create_topic(HOSTILE.replace("/", "_"), exist_ok=True)
     client.create_subscription("orders", "billing")
+    client.create_subscription(HOSTILE.replace("/", "_"), HOSTILE)
     open_ = begun(client, properties={"job": "nightly"})
     prepared = begun(client)
     prepared.prepare(86_400_000)

@@ -28,7 +28,7 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
     """What happens in the quarter of an hour, and the paths of the pages that show it."""
     for topic in ("orders", "invoices", "audit"):
         client.create_topic(topic, segments=2)
-        client.create_subscription(topic, "billing")
+        client.create_subscription(topic, "billing", dead_letter_topic=f"{topic}-dead")
     cluster.ahead_ms -= LOOK_EVERY_MS * REMEMBERED
     reader = client.reader("orders")
     left: list[str] = []
@@ -56,13 +56,27 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
                 orders.send({"order": number}, key=str(number), txn=held).result()
                 held.leave_open()
                 left.append(held.id)
+    _consumed(client, "orders", "billing")
     return {
         "overview": "/",
         "topic": "/topics/orders",
+        "subscription": "/topics/orders/subscriptions/billing",
         "messages": _around_the_horizon(client, "orders"),
         "transaction": f"/transactions/{last}",
         "hanging": "/hanging",
     }
+
+
+def _consumed(client: metatxn.Client, topic: str, subscription: str) -> None:
+    """Three consumers have messages, some of them acknowledged in two transactions. They stay connected."""
+    for number in range(3):
+        consumer = client.consumer(topic, subscription, name=f"{subscription}-{number + 1}")
+        held = consumer.receive_many(60)
+        consumer.negative_acknowledge(held[40:])
+        if number < 2:
+            txn = client.begin(timeout_ms=3_600_000, properties={"job": subscription})
+            consumer.acknowledge(held[: 30 - 10 * number], txn)
+            txn.leave_open()
 
 
 def _around_the_horizon(client: metatxn.Client, topic: str) -> str:
@@ -90,9 +104,13 @@ def _settled(page: Page) -> None:
 
 def main(into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as data, Loop() as loop, ConsoleCluster(loop, Path(data)) as cluster:
-        with cluster.client() as client:
-            paths = lived(cluster, client, random.Random(7))
+    with (
+        tempfile.TemporaryDirectory() as data,
+        Loop() as loop,
+        ConsoleCluster(loop, Path(data)) as cluster,
+        cluster.client() as client,
+    ):
+        paths = lived(cluster, client, random.Random(7))
         with running_browser() as browser:
             taken(browser, cluster, paths, into)
 

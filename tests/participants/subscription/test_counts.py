@@ -224,6 +224,28 @@ async def test_what_the_commit_does_not_count_returns(consuming: Consuming) -> N
     assert await counts(consuming) == (2, 2, {})
 
 
+async def test_what_was_delivered_more_than_once_is_counted_until_it_is_acknowledged(consuming: Consuming) -> None:
+    """Whether somebody holds it, nobody, or a transaction has acknowledged it."""
+    ids = await given(consuming, (3,))
+    (txn,) = await begun(consuming, 1)
+    again = []
+
+    async def look() -> None:
+        again.append((await consuming.shown())["redelivered"])
+
+    await consuming.redeliver()
+    await look()
+    await consuming.receive(limit=2)
+    await look()
+    await consuming.acked(ids[:1], txn)
+    await look()
+    await consuming.acked(ids[1:2])
+    await look()
+    await consuming.commit(txn)
+    await look()
+    assert again == [0, 2, 2, 1, 0]
+
+
 # -- against looking at every message ---------------------------------------------------------------------------------
 
 
@@ -321,6 +343,8 @@ async def test_the_counts_are_those_of_looking_at_every_message(
         (part,) = subscriptions_of(await consuming.segment())
         shown = await counts(consuming)
         assert shown == await looked_at(part), f"after step {number}"
+        again = sum(delivery.times > 1 for _, delivery in part.deliveries.items())
+        assert (await consuming.shown())["redelivered"] == again, f"after step {number}"
 
 
 async def test_a_look_reads_the_backlog_once_and_then_only_what_is_new(

@@ -1,0 +1,183 @@
+"""The subscriptions of a topic, and one of them: how far it is behind, and who has what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from starlette.responses import Response
+
+import metatxn
+from metatxn.console.pages.topics import details_of
+from metatxn.console.visit import Values, Visit
+from metatxn.wire.broker import SubscriptionInfo, SubscriptionSegment, SubscriptionSummary
+
+PER_PAGE = 25
+MOST_SEGMENTS = 50
+MOST_CONSUMERS = 100
+MOST_TRANSACTIONS = 50
+MOST_LETTER_SEGMENTS = 10
+"""The segments of a dead-letter topic that are asked for what they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a subscription is behind, on some segments together: messages that can be read and are not acknowledged,
+    and when the first of them was published."""
+
+    messages: int
+    size_bytes: int
+    oldest_ms: int | None
+    held: int
+    redelivered: int
+    delayed: int
+    pending: int
+
+    @classmethod
+    def of(cls, segments: Iterable[SubscriptionSegment]) -> Lag:
+        found = list(segments)
+        return cls(
+            sum(each.backlog for each in found),
+            sum(each.backlog_bytes for each in found),
+            min((each.oldest_ms for each in found if each.oldest_ms is not None), default=None),
+            sum(sum(each.held.values()) + sum(each.attached.values()) for each in found),
+            sum(each.redelivered for each in found),
+            sum(each.delayed for each in found),
+            sum(sum(each.pending_acks.values()) for each in found),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRow:
+    """`detail` is None if its home does not answer."""
+
+    summary: SubscriptionSummary
+    detail: SubscriptionInfo | None
+
+    @property
+    def lag(self) -> Lag | None:
+        return Lag.of(self.detail.segments) if self.detail is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRow:
+    """A consumer, and how many messages it holds on how many segments."""
+
+    name: str
+    held: int
+    segments: int
+    blocked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRow:
+    """An open transaction that has acknowledged messages, on so many segments."""
+
+    txn_id: str
+    messages: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterTopic:
+    """The dead-letter topic of a subscription. `entries` is None if the caller may not see them, or nobody answers."""
+
+    topic: str
+    entries: int | None
+
+
+def subscriptions_url(topic: str, token: str | None = None) -> str:
+    url = f"/console/topics/{quote(topic, safe='')}/subscriptions"
+    return f"{url}?{urlencode({'page': token})}" if token else url
+
+
+def subscription_url(topic: str, name: str) -> str:
+    return f"{subscriptions_url(topic)}/{quote(name, safe='')}"
+
+
+async def topic_subscriptions(visit: Visit) -> Response:
+    token = visit.query("page") or None
+
+    async def load() -> Values:
+        topic = await visit.client.topic(visit.part("topic"))
+        found, next_token = await visit.client.subscriptions(topic.name, limit=PER_PAGE).page_at(token)
+        details = await asyncio.gather(*(_detail(visit, topic.name, each.name) for each in found))
+        return {
+            "topic": topic,
+            "rows": [SubscriptionRow(*each) for each in zip(found, details, strict=True)],
+            "turned": token is not None,
+            "first": subscriptions_url(topic.name) if token else None,
+            "next": subscriptions_url(topic.name, next_token) if next_token else None,
+            "now_ms": visit.site.now_ms(),
+        }
+
+    return await visit.live_page("subscriptions.html", load)
+
+
+async def _detail(visit: Visit, topic: str, name: str) -> SubscriptionInfo | None:
+    try:
+        return await visit.client.subscription(topic, name)
+    except metatxn.MetatxnError:
+        return None
+
+
+async def one_subscription(visit: Visit) -> Response:
+    topic, name = visit.part("topic"), visit.part("subscription")
+
+    async def load() -> Values:
+        found = await visit.client.subscription(topic, name)
+        pending, consumers = _pending(found.segments), _consumers(found)
+        return {
+            "found": found,
+            "lag": Lag.of(found.segments),
+            "consumers": consumers[:MOST_CONSUMERS],
+            "more_consumers": len(consumers) - MOST_CONSUMERS,
+            "pending": pending[:MOST_TRANSACTIONS],
+            "more_pending": len(pending) - MOST_TRANSACTIONS,
+            "segments": found.segments[:MOST_SEGMENTS],
+            "more_segments": len(found.segments) - MOST_SEGMENTS,
+            "letters": await _dead_letters(visit, found),
+            "now_ms": visit.site.now_ms(),
+        }
+
+    return await visit.live_page("subscription.html", load)
+
+
+def _consumers(found: SubscriptionInfo) -> Sequence[ConsumerRow]:
+    """Those that hold most first."""
+    held: Counter[str] = Counter()
+    places: Counter[str] = Counter()
+    for segment in found.segments:
+        for name, number in (*segment.held.items(), *segment.attached.items()):
+            held[name] += number
+            places[name] += number > 0
+    rows = [
+        ConsumerRow(name, held[name], places[name], name in found.blocked) for name in dict.fromkeys(found.consumers)
+    ]
+    return sorted(rows, key=lambda row: (-row.held, row.name))
+
+
+def _pending(segments: Iterable[SubscriptionSegment]) -> Sequence[PendingRow]:
+    """Those that have acknowledged most first."""
+    messages: Counter[str] = Counter()
+    places: Counter[str] = Counter()
+    for segment in segments:
+        messages.update(segment.pending_acks)
+        places.update(segment.pending_acks.keys())
+    return [PendingRow(txn_id, number, places[txn_id]) for txn_id, number in messages.most_common()]
+
+
+async def _dead_letters(visit: Visit, found: SubscriptionInfo) -> DeadLetterTopic | None:
+    name = found.dead_letter_topic
+    if name is None:
+        return None
+    try:
+        segments = [each.segment for each in (await visit.client.topic(name)).segments]
+    except metatxn.MetatxnError:
+        return DeadLetterTopic(name, None)
+    details = await details_of(visit, segments[:MOST_LETTER_SEGMENTS])
+    known = len(details) == len(segments)
+    return DeadLetterTopic(name, sum(each.entries for each in details.values()) if known else None)
