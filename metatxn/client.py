@@ -38,6 +38,7 @@ from metatxn.outgoing import BATCH_MESSAGES
 from metatxn.paging import Listing, Paged
 from metatxn.producer import BATCH_BYTES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader, milliseconds
+from metatxn.redrive import move_letters, reader_name
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import OnError, read_topics
 from metatxn.topic_requests import TopicRequests
@@ -49,6 +50,7 @@ from metatxn.wire.broker import (
     Isolation,
     PublishMessagesAnswer,
     SeekAnswer,
+    SeekPreview,
     SubscriptionInfo,
     SubscriptionSummary,
     SubscriptionType,
@@ -377,6 +379,31 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         """
         call = seek_call(topic, subscription, to, force=force)
         return parsed(SeekAnswer, await self._connection.home_of(topic, call))
+
+    async def preview_seek(self, topic: str, subscription: str, to: SeekTarget) -> SeekPreview:
+        """What `seek` would do now, by segment: how many messages it would deliver, how many of them again, and how
+        many it would never deliver; and for which open transactions it would be refused. Nothing changes. Raises
+        `NotFound`."""
+        call = seek_call(topic, subscription, to, preview=True)
+        return parsed(SeekPreview, await self._connection.home_of(topic, call))
+
+    async def redrive(self, topic: str, subscription: str, limit: int | None = None, *, for_s: float = math.inf) -> int:
+        """Publish the dead letters of a subscription to its topic again, each exactly once, however often this is
+        called: at most `limit` of them, and those that are begun within `for_s`. Returns how many. Raises
+        `InvalidArgument` if the subscription has no dead-letter topic, and `AlreadyExists` while the same is done
+        elsewhere."""
+        to = await self.subscription(topic, subscription)
+        if to.dead_letter_topic is None:
+            raise InvalidArgument(
+                f"subscription {subscription} has no dead-letter topic",
+                action="Create one that has: its dead letters are kept from then on.",
+                subscription=subscription,
+            )
+        consumer = await self.subscribe(to.dead_letter_topic, reader_name(to), "exclusive", "earliest")
+        async with consumer, self.producer(to.topic) as producer:
+            return await move_letters(
+                to, consumer, producer, self.transaction, math.inf if limit is None else limit, for_s
+            )
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:
         """Drop a subscription with all of its state. Raises `NotFound`."""

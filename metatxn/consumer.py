@@ -42,7 +42,7 @@ SeekTarget = Literal["earliest", "latest"] | datetime | Mapping[str, str]
 the first entry to be delivered."""
 
 
-def seek_call(topic: str, subscription: str, to: SeekTarget, *, force: bool) -> Call:
+def seek_call(topic: str, subscription: str, to: SeekTarget, *, force: bool = False, preview: bool = False) -> Call:
     body: dict[str, Any] = {"force": force or None}
     if isinstance(to, datetime):
         body["at_ms"] = milliseconds("to", to)
@@ -50,7 +50,7 @@ def seek_call(topic: str, subscription: str, to: SeekTarget, *, force: bool) -> 
         body["to"] = to
     else:
         body["positions"] = dict(to)
-    return post(subscription_path(topic, subscription, "seek"), body)
+    return post(subscription_path(topic, subscription, "seek", *(["preview"] if preview else [])), body)
 
 
 class AsyncConsumer:

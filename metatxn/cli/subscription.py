@@ -17,7 +17,7 @@ from metatxn.cli.output import print_fields, print_json, print_rows, when
 from metatxn.cli.redrive import redrive
 from metatxn.cli.times import TIME_HELP, milliseconds_of, time_of
 from metatxn.cli.topic import TopicArgument
-from metatxn.wire.broker import BlockingMessage, SubscriptionInfo
+from metatxn.wire.broker import BlockingMessage, SeekPreview, SubscriptionInfo
 from metatxn.words import duration, size_text
 
 app = typer.Typer(
@@ -146,16 +146,34 @@ def seek(
     force: Annotated[
         bool, typer.Option("--force", help="Abort open transactions that have acknowledged messages.")
     ] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Only print what would be delivered again, and what never.")
+    ] = False,
 ) -> None:
     """Move a subscription, on all segments at once. Everything before the new place is acknowledged, and everything
     after it is delivered, again or for the first time."""
     if (to is None) == (positions is None):
         raise CliError("give either --to or --position. Use --to for a time or an end of the topic.")
     with session.connect() as client:
+        if preview:
+            show_preview(session, client.preview_seek(topic, subscription, seek_target(to, positions or [])))
+            return
         moved = client.seek(topic, subscription, seek_target(to, positions or []), force=force)
         if moved.aborted and not session.json:
             print(f"aborted {', '.join(moved.aborted)}")
         show_subscription(session, moved)
+
+
+def show_preview(session: ServiceOptions, found: SeekPreview) -> None:
+    if session.json:
+        print_json(found)
+        return
+    print_rows(
+        ("SEGMENT", "POSITION", "MESSAGES", "AGAIN", "SKIPPED"),
+        ((s.segment, s.position, s.messages, s.again, s.skipped) for s in found.segments),
+    )
+    if found.holders:
+        print(f"\nopen transactions have acknowledged messages: {', '.join(found.holders)}")
 
 
 def seek_target(to: str | None, positions: list[str]) -> Literal["earliest", "latest"] | datetime | dict[str, str]:

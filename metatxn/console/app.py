@@ -19,7 +19,17 @@ from starlette.types import Message, Receive, Scope, Send
 import metatxn
 from metatxn.console import signing_in
 from metatxn.console.live import events, is_live
-from metatxn.console.pages import ending, hanging, layout, messages, overview, subscriptions, topics, transactions
+from metatxn.console.pages import (
+    ending,
+    hanging,
+    layout,
+    messages,
+    overview,
+    seeking,
+    subscriptions,
+    topics,
+    transactions,
+)
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
 from metatxn.console.visit import MadeChange, SentForm, Visit
@@ -40,6 +50,7 @@ PAGES: dict[str, PageHandler] = {
     "/topics/{topic}/messages": messages.messages,
     "/topics/{topic}/subscriptions": subscriptions.topic_subscriptions,
     "/topics/{topic}/subscriptions/{subscription}": subscriptions.one_subscription,
+    "/topics/{topic}/subscriptions/{subscription}/seek": seeking.preview,
 }
 """What is shown, by path. Only callers whom the services know get there."""
 OPEN_PAGES: dict[str, PageHandler] = {"/sign-in": signing_in.form}
@@ -60,6 +71,8 @@ CHANGES: dict[str, ChangeHandler] = {
     "/topics/{topic}/merge": layout.merge_segments,
     "/topics/{topic}/seal": layout.seal_segment,
     "/topics/{topic}/trim": layout.trim_segment,
+    "/topics/{topic}/subscriptions/{subscription}/seek": seeking.seek,
+    "/topics/{topic}/subscriptions/{subscription}/redrive": seeking.redrive_letters,
 }
 """What changes the cluster, with the rights of the caller."""
 

@@ -123,6 +123,8 @@ class Client(Facade[AsyncClient]):
     subscription = blocking(AsyncClient.subscription)
     publish = blocking(AsyncClient.publish)
     seek = blocking(AsyncClient.seek)
+    preview_seek = blocking(AsyncClient.preview_seek)
+    redrive = blocking(AsyncClient.redrive)
     drop_subscription = blocking(AsyncClient.drop_subscription)
     read_segment = iterating(AsyncClient.read_segment)
     read_frames = blocking(AsyncClient.read_frames)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -746,22 +746,63 @@ class AckMessagesAnswer(BaseModel):
     acknowledged: int
 
 
-class SeekRequest(RequestBody):
+class SeekPlace(RequestBody):
     """Exactly one of `to`, `at_ms` (milliseconds since 1970) and `positions` (by segment, the first entry to be
-    delivered; for every segment of the topic). `force` aborts open transactions that have acknowledged messages."""
+    delivered; for every segment of the topic)."""
 
-    model_config = example(at_ms=1_700_000_000_000, force=False)
+    model_config = example(at_ms=1_700_000_000_000)
 
     to: Literal["earliest", "latest"] | None = None
     at_ms: Annotated[int, Field(ge=0, le=MAX_TIME_MS)] | None = None
     positions: Annotated[dict[Text, Text], Field(min_length=1, max_length=10_000)] | None = None
-    force: bool = False
 
     @model_validator(mode="after")
-    def _one_of(self) -> SeekRequest:
+    def _one_of(self) -> Self:
         if [self.to, self.at_ms, self.positions].count(None) != 2:
             raise ValueError("give exactly one of `to`, `at_ms` and `positions`")
         return self
+
+
+class SeekRequest(SeekPlace):
+    """As `SeekPlace`. `force` aborts open transactions that have acknowledged messages."""
+
+    model_config = example(at_ms=1_700_000_000_000, force=False)
+
+    force: bool = False
+
+
+SEEK_PREVIEW_SEGMENT = {"segment": _SEGMENT, "position": "7:0", "messages": 12, "again": 9, "skipped": 0}
+
+
+class SeekPreviewSegment(BaseModel):
+    """What a seek would do on one segment. `position` is where the subscription would begin. Of the messages that can
+    be read now, `messages` are from there on and would be delivered; `again` are those of them that are acknowledged;
+    `skipped` are those before it that are not acknowledged, and would never be delivered."""
+
+    model_config = example(**SEEK_PREVIEW_SEGMENT)
+
+    segment: str
+    position: str
+    messages: int
+    again: int
+    skipped: int
+
+
+class SeekPreview(BaseModel):
+    """What a seek would do now. `holders` are up to 100 open transactions that have acknowledged messages: it would be
+    refused because of them, or with `force` abort them."""
+
+    model_config = example(
+        topic="public/default/orders",
+        name="billing",
+        segments=[SEEK_PREVIEW_SEGMENT],
+        holders=[_TXN_ID],
+    )
+
+    topic: str
+    name: str
+    segments: list[SeekPreviewSegment]
+    holders: list[str]
 
 
 class RedeliverRequest(RequestBody):

@@ -8,11 +8,13 @@ from fastapi.responses import Response
 
 from metatxn.service.http import Caller, problems
 from metatxn.wire.broker import (
+    SEEK_PREVIEW_SEGMENT,
     SUBSCRIPTION_SEGMENT,
     AckMessagesAnswer,
     AckMessagesRequest,
     RedeliverAnswer,
     RedeliverRequest,
+    SeekPreviewSegment,
     SubscriptionSegment,
 )
 from metatxn.wire.errors import ErrorCode
@@ -22,6 +24,7 @@ from participants.api.subscription_requests import (
     NamePath,
     ack_answer,
     ack_request,
+    places,
     redeliver_answer,
     redelivered,
     subscription_router,
@@ -30,7 +33,7 @@ from participants.broker.broker import Broker
 from participants.subscription.home import Home
 from participants.subscription.share import TakeRequest, WaitRequest
 from participants.subscription.taking import Taker
-from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
+from participants.topic.share_models import SharePreviewRequest, ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 from participants.topic.subscriptions import Subscriptions
 
 TAG = "between brokers"
@@ -114,6 +117,18 @@ def _add_look_route(api: APIRouter, subscriptions: Subscriptions) -> None:
     async def get_share(topic: TopicPath, subscription: NamePath) -> list[SubscriptionSegment]:
         """Get the progress of the subscription on the segments that this broker owns."""
         return await (await subscriptions.share(topic, subscription)).look()
+
+    @api.post(
+        "/share/preview",
+        responses=problems(ErrorCode.NOT_FOUND, 422, 503)
+        | {200: {"content": {"application/json": {"example": [SEEK_PREVIEW_SEGMENT]}}}},
+    )
+    async def preview_share(
+        topic: TopicPath, subscription: NamePath, request: SharePreviewRequest
+    ) -> list[SeekPreviewSegment]:
+        """Get what a seek would do on the segments that this broker owns."""
+        share = await subscriptions.share(topic, subscription, sorted(request.positions), request.incarnation)
+        return await share.preview(places(request.positions))
 
 
 def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:

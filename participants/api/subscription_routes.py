@@ -23,6 +23,8 @@ from metatxn.wire.broker import (
     RedeliverAnswer,
     RedeliverRequest,
     SeekAnswer,
+    SeekPlace,
+    SeekPreview,
     SeekRequest,
     SubscriptionInfo,
     SubscriptionPage,
@@ -123,9 +125,21 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         after it is delivered, again or for the first time."""
         if request.force:
             caller.require("admin", topic)
-        target = Target(request.to, request.at_ms, places(request.positions) if request.positions else None)
-        moved, aborted = await subscriptions.seek(topic, subscription, target, force=request.force, authorization=shown)
+        moved, aborted = await subscriptions.seek(
+            topic, subscription, _target(request), force=request.force, authorization=shown
+        )
         return SeekAnswer(**(await _info(moved, shown)).model_dump(), aborted=aborted)
+
+    @api.post("/seek/preview", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503))
+    async def preview_seek(topic: TopicPath, subscription: NamePath, request: SeekPlace, shown: Shown) -> SeekPreview:
+        """Tell what a seek would do now, and change nothing: what would be delivered again, what never, and which open
+        transactions it would be refused for."""
+        segments, holders = await subscriptions.preview(topic, subscription, _target(request), shown)
+        return SeekPreview(topic=topic, name=subscription, segments=segments, holders=holders)
+
+
+def _target(request: SeekPlace) -> Target:
+    return Target(request.to, request.at_ms, places(request.positions) if request.positions else None)
 
 
 def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:

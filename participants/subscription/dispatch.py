@@ -75,6 +75,17 @@ class Counts:
     pending: defaultdict[TxnId, int] = field(default_factory=lambda: defaultdict(int))
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What would become of the messages that can be read if the subscription began at `place`: those from there on, so
+    many of which are acknowledged now, and those before it that are not."""
+
+    place: Place
+    messages: int
+    again: int
+    skipped: int
+
+
 class Dispatch:
     """`deliveries` has what consumers hold; the cursor and the pending acknowledgements determine what is left to
     deliver."""
@@ -482,6 +493,31 @@ class Dispatch:
                 else:
                     found.pending[holder] += messages
         return found
+
+    async def moved(self, place: Place) -> Moved:
+        """What a move to `place` would do now. What was read is counted in memory, as by `counts`."""
+        while True:
+            with suppress(errors.PositionTrimmed):
+                return await self._moved(place)
+
+    async def _moved(self, place: Place) -> Moved:
+        self._assert_serving()
+        start = self._segment.ledgers.start
+        self._skip_to(START, Place.behind(start))
+        end = max(Place.behind(self._view.end), Place.behind(start))
+        place = min(max(place, Place.behind(start)), end)
+        at = max(self._deliveries.next_read, self._cursor.mark_delete)
+        skipped = self._deliveries.count(Span(START, place))
+        left = len(self._deliveries) - skipped
+        before = list(self._cursor.gaps(Span(at, place))) if at < place else []
+        after = list(self._cursor.gaps(Span(max(at, place), end))) if max(at, place) < end else []
+        # From here on nothing is looked at that could change meanwhile.
+        bounds = {place, end, *(bound for span in (*before, *after) for bound in span)}
+        sums = await self._message_counts.before(bounds, start)
+        skipped += sum(sums[span.end] - sums[span.start] for span in before)
+        left += sum(sums[span.end] - sums[span.start] for span in after)
+        messages = sums[end] - sums[place]
+        return Moved(place, messages, messages - left, skipped)
 
     @property
     def end(self) -> Position:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from metastore.errors import MetastoreError
 from metatxn.wire import errors
-from metatxn.wire.broker import BlockingMessage, SubscriptionSegment
+from metatxn.wire.broker import BlockingMessage, SeekPreviewSegment, SubscriptionSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
 from participants.subscription.dispatch import Blocking, Redelivered
 from participants.subscription.home import Home
 from participants.subscription.pending_acks import Ack
+from participants.subscription.places import START, Place
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
 from participants.subscription.taking import FIRST_ATTACHED, DeliveredMessage, Taker
 
@@ -261,6 +262,10 @@ class LocalShare:
     async def look(self) -> list[SubscriptionSegment]:
         return [await _shown(part) for part in self._parts.values()]
 
+    async def preview(self, positions: Mapping[str, Position]) -> list[SeekPreviewSegment]:
+        """What a move to these positions would do; a segment that is missing would begin with its earliest entry."""
+        return [await _preview(part, positions.get(name)) for name, part in self._parts.items()]
+
 
 def _has_news(part: SegmentSubscription, wanted: WaitRequest) -> bool:
     """Nothing is new for anybody to whom nothing is delivered."""
@@ -292,6 +297,17 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
         blocking=_blocking(part.dispatch.blocking()),
         backlog_bytes=size_bytes if oldest_ms is not None else 0,
         oldest_ms=oldest_ms,
+    )
+
+
+async def _preview(part: SegmentSubscription, position: Position | None) -> SeekPreviewSegment:
+    found = await part.dispatch.moved(START if position is None else Place.at(position))
+    return SeekPreviewSegment(
+        segment=part.segment.id,
+        position=str(found.place.position),
+        messages=found.messages,
+        again=found.again,
+        skipped=found.skipped,
     )
 
 

@@ -10,16 +10,18 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 
 from metastore.versions import ClusterVersion, Feature
-from metatxn.wire.broker import RedeliverAnswer, SubscriptionSegment
+from metatxn.wire.broker import RedeliverAnswer, SeekPreviewSegment, SubscriptionSegment
 from metatxn.wire.names import MessageId
+from metatxn.wire.position import Position
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
 from participants.subscription.dispatch import Redelivered
 from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest, WaitRequest
 from participants.subscription.taking import DeliveredMessage
-from participants.topic.share_models import ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
+from participants.topic.share_models import SharePreviewRequest, ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
 
 _SEGMENTS = TypeAdapter(list[SubscriptionSegment])
+_PREVIEW = TypeAdapter(list[SeekPreviewSegment])
 _NEW_WHEN_TAKING = {"home_segment", "most_held"}
 _NEW_WHEN_WAITING = {"session", "sessions"}
 """The members that release 0.2.0 does not know."""
@@ -97,6 +99,13 @@ class RemoteShare:
     async def look(self) -> list[SubscriptionSegment]:
         answer = await self._peer.request("GET", self._path(), self._name, reads=True)
         return _SEGMENTS.validate_json(answer.body)
+
+    async def preview(self, positions: Mapping[str, Position]) -> list[SeekPreviewSegment]:
+        request = SharePreviewRequest(
+            incarnation=self._definition.record.incarnation,
+            positions={name: str(place) for name, place in positions.items() if name in self.segments},
+        )
+        return _PREVIEW.validate_json(await self._post("preview", request.model_dump(), reads=True))
 
     async def drop(self) -> None:
         await self._peer.request("DELETE", self._path(), self._name, reads=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from metatxn.wire.broker import Name, ReceivedMessage
+from metatxn.wire.broker import Name, ReceivedMessage, Text
 from metatxn.wire.models import RequestBody, example
 
 _SEGMENT = "segment://public/default/orders/0000-ffff-0"
@@ -62,3 +62,13 @@ class ShareWaitRequest(RequestBody):
     session: int | None = None
     sessions: list[int] | None = None
     ended: list[Name] | None = None
+
+
+class SharePreviewRequest(RequestBody):
+    """What a move of this incarnation to these positions would do; a segment that is missing would begin with its
+    earliest entry."""
+
+    model_config = example(incarnation=1, positions={_SEGMENT: "7:0"})
+
+    incarnation: int
+    positions: dict[Name, Text] = Field(default_factory=dict)

@@ -19,7 +19,7 @@ from metastore.types import Record
 from metastore.versions import Feature, features_of
 from metatxn.service.versions import require
 from metatxn.wire import errors
-from metatxn.wire.broker import Message
+from metatxn.wire.broker import Message, SeekPreviewSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId, number_of_segment
 from participants.broker.broker import Broker
@@ -34,7 +34,7 @@ from participants.subscription.segment_subscriptions import subscriptions_of
 from participants.subscription.share import AckRequest, LocalShare, TakeAnswer, TakeRequest
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.remote_share import RemoteShare
-from participants.topic.seeking import Target, abort, open_holders, places_of, refuse
+from participants.topic.seeking import HOLDERS_NAMED, Target, abort, open_holders, places_of, refuse
 from participants.topic.shares import SubscriptionShares, ids_within, shares_of
 from participants.topic.subscription import Subscription, as_home, home_of
 from participants.txn.own_transactions import OwnTransactions
@@ -137,6 +137,23 @@ class Subscriptions:
             topic, name, stored, lambda: places_of(target, broker, topic, authorization)
         )
         return self._serve(moved, home), aborted
+
+    async def preview(
+        self, topic: str, name: str, target: Target, authorization: str | None = None
+    ) -> tuple[list[SeekPreviewSegment], list[str]]:
+        """What `seek` would do now, by segment, and the ids of open transactions because of which it would be refused.
+        Nothing changes. Raises as `seek`, except TXN_CONFLICT and UPGRADE_PENDING."""
+        await home_of(self._broker, topic)
+        places = await places_of(target, self._broker, topic, authorization)
+        shares = await self._shares(topic, name, authorization)
+        shares.assert_complete()
+        wanted = {segment: place.position for segment, place in places.items()}
+        parts = await asyncio.gather(*(share.preview(wanted) for share in shares.all))
+        segments = (await self._broker.topic(topic)).segments
+        holders = await open_holders(self._broker.store, shares.definition, segments)
+        order = {segment: number for number, segment in enumerate(segments)}
+        found = sorted((each for part in parts for each in part), key=lambda each: order.get(each.segment, len(order)))
+        return found, [str(records.txn_id) for records in holders[:HOLDERS_NAMED]]
 
     async def drop(self, topic: str, name: str, authorization: str | None = None) -> None:
         """Drop the subscription. It is gone at once, and its records are deleted before this returns, as far as the

@@ -158,6 +158,10 @@ def test_one_that_cannot_be_aborted_keeps_no_other_from_it(
     assert "1%20transaction%20is%20aborted.%201%20could%20not%20be" in answer.headers["set-cookie"]
 
 
+def filled(path: str, txn_id: str) -> str:
+    return path.format(txn_id=txn_id, topic="orders", subscription="billing")
+
+
 @pytest.mark.parametrize("path", CHANGES)
 def test_no_change_is_made_for_another_site(
     sender: Sender, cluster: ConsoleCluster, client: metatxn.Client, path: str
@@ -168,7 +172,12 @@ def test_no_change_is_made_for_another_site(
     good = sender.form_token
     for form_token in ("", "0" * 64, good[:-1]):
         sender.form_token = form_token
-        answer = sender.post(path.format(txn_id=txn_id, topic="orders"), txn=txn_id, complete="yes", name="orders")
+        answer = sender.post(
+            path.format(txn_id=txn_id, topic="orders", subscription="billing"),
+            txn=txn_id,
+            complete="yes",
+            name="orders",
+        )
         assert answer.status_code == 403 and "Nothing was changed" in answer.text
     assert header_of(client, txn_id).state == "OPEN" and len(cluster.recorded) == before
     assert client.topic("orders") == layout
@@ -181,7 +190,12 @@ def test_a_console_that_is_read_only_changes_nothing(
     txn_id, layout = left_open(client), client.topic("orders")
     cluster.site.read_only = True
     try:
-        answer = sender.post(path.format(txn_id=txn_id, topic="orders"), txn=txn_id, complete="yes", name="orders")
+        answer = sender.post(
+            path.format(txn_id=txn_id, topic="orders", subscription="billing"),
+            txn=txn_id,
+            complete="yes",
+            name="orders",
+        )
         shown = sender.get(f"/transactions/{txn_id}").text + sender.get("/hanging").text
     finally:
         cluster.site.read_only = False

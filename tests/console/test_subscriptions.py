@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 from playwright.sync_api import Page, expect
 
 import metatxn
 from metatxn.words import short_id
-from tests.console.browser import Visitor
+from tests.console.browser import Visitor, violations
 from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
@@ -91,3 +91,98 @@ def test_they_are_shown_to_those_who_may_consume(secured: Secured) -> None:
         assert ada.get("/topics/secret/subscriptions/s").status_code == 403
         assert "/subscriptions/s" in ada.get("/topics/orders-of-ada/subscriptions").text
         assert "you have no right to read it" in ada.get("/topics/orders-of-ada/subscriptions/s").text
+
+
+# -- moving it, and its dead letters -------------------------------------------------------------------------------
+
+
+def test_one_is_moved_behind_a_preview_and_its_dead_letters_are_published_again(
+    visitor: Visitor, cluster: ConsoleCluster, client: metatxn.Client
+) -> None:
+    published(client, "moved", 5)
+    with client.subscribe("moved", "s", "shared", "earliest", "moved-dead", 0) as consumer:
+        held = [consumer.receive(10) for _ in range(5)]
+        consumer.acknowledge([each for each in held[:3] if each is not None])
+        consumer.negative_acknowledge([each for each in held[3:] if each is not None])
+    path = "/topics/moved/subscriptions/s"
+    page = visitor.open(path)
+    expect(page.get_by_role("region", name="Dead letters", exact=True)).to_contain_text(re.compile("[12] entr"))
+    page.get_by_text("Publish its dead letters again").click()
+    page.get_by_label("All subscriptions of moved get them").check()
+    page.get_by_role("button", name="Publish again").click()
+    expect(page.get_by_text("2 messages were published again.")).to_be_visible()
+    expect(page.get_by_role("region", name="Dead letters", exact=True)).to_contain_text("0 messages there were not")
+    assert sum(each.backlog for each in client.subscription("moved", "s").segments) == 2
+    page.get_by_text("Move it to another place").click()
+    page.get_by_role("button", name="Show what would happen").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Move it to the earliest message?")
+    assert [fact(page, each) for each in ("Would be delivered", "Of them again")] == ["7 messages", "5 messages"]
+    assert violations(page) == []
+    page.get_by_role("button", name="Move").click()
+    expect(page.get_by_text("s is moved: 7 messages are to be delivered.")).to_be_visible()
+    assert [verb for verb, about, status in cluster.recorded if about.get("subscription") == "s" and status == 200] == [
+        "console.subscription.redrive",
+        "console.subscription.seek",
+    ]
+
+
+def test_transactions_in_the_way_are_named_and_aborted_only_if_asked_for(
+    cluster: ConsoleCluster, client: metatxn.Client
+) -> None:
+    published(client, "in-the-way", 2)
+    with client.subscribe("in-the-way", "s", "shared", "earliest") as consumer, Sender(cluster.url) as sender:
+        message = consumer.receive(10)
+        assert message is not None
+        txn = client.begin(timeout_ms=600_000)
+        consumer.acknowledge(message, txn)
+        path = "/topics/in-the-way/subscriptions/s/seek"
+        shown = sender.get(f"{path}?to=time&at=2001-01-01T00:00:00Z").text
+        assert txn.id in shown and 'name="force"' in shown
+        assert sender.post(path, to="earliest").status_code == 409
+        assert txn.refresh().state == "OPEN"
+        assert sender.post(path, to="earliest", force="yes").status_code == 303
+        assert txn.refresh().state == "ABORTED"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "words"),
+    [
+        ("seek", {}, 422, "is not earliest, latest or time"),
+        ("seek", {"to": "time", "at": "soon"}, 422, "is no time like"),
+        ("seek", {"to": "time", "at": "2026-03-02T09:04:00"}, 422, "has no time zone"),
+        ("redrive", {}, 422, "sure: confirm"),
+        ("redrive", {"sure": "yes"}, 422, "has no dead-letter topic"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    cluster: ConsoleCluster, life: Life, path: str, fields: dict[str, str], status: int, words: str
+) -> None:
+    with Sender(cluster.url) as sender:
+        answer = sender.post(f"/topics/orders/subscriptions/billing/{path}", **fields)
+        assert (answer.status_code, words in answer.text) == (status, True), answer.text
+        if path == "seek":
+            assert sender.get(f"/topics/orders/subscriptions/billing/seek?{urlencode(fields)}").status_code == status
+
+
+def test_a_change_is_offered_to_those_who_may_make_it_and_refused_otherwise(secured: Secured) -> None:
+    with secured.cluster.client(secured.tokens["root"]) as root:
+        root.create_topic("orders-moved", exist_ok=True)
+        root.create_topic("letters", exist_ok=True)
+        root.create_subscription("orders-moved", "s", dead_letter_topic="letters")
+        root.create_topic("secret", exist_ok=True)
+        root.create_subscription("secret", "s")
+    path = "/topics/orders-moved/subscriptions/s"
+    with Sender(secured.cluster.url, secured.tokens["ada"]) as ada:
+        shown = ada.get(path).text
+        assert f"{path.replace('orders', 'public%2Fdefault%2Forders')}/seek" in shown and "/redrive" not in shown
+        assert ada.post(f"{path}/redrive", sure="yes").status_code == 403
+        assert ada.post(f"{path}/seek", to="earliest", force="yes").status_code == 403
+        assert ada.post(f"{path}/seek", to="earliest").status_code == 303
+        assert ada.post("/topics/secret/subscriptions/s/seek", to="earliest").status_code == 403
+    secured.cluster.site.read_only = True
+    try:
+        with Sender(secured.cluster.url, secured.tokens["root"]) as sender:
+            assert "Change it" not in sender.get(path).text
+            assert "<button" not in sender.get(f"{path}/seek?to=latest").text.partition("<main")[2]
+    finally:
+        secured.cluster.site.read_only = False

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import metatxn
-from metatxn.cli import redrive
+from metatxn import redrive
 from tests.metatxn.command_line import error_line, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
@@ -75,24 +75,25 @@ def test_a_subscription_without_a_dead_letter_topic(
     client.create_subscription(topic, "s")
     done = run_here("subscription", "redrive", topic, "s", METATXN_URL=dev.broker_url)
     assert "has no dead-letter topic" in error_line(done)
+    with pytest.raises(metatxn.InvalidArgument, match="has no dead-letter topic"):
+        client.redrive(topic, "s")
 
 
 def test_a_letter_that_cannot_be_published_stays(
     client: metatxn.Client, letters: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transaction is aborted, and the next attempt finds the same letters."""
-    topic, dead = letters
-    wanted = client.subscription(topic, "s")
+    topic, _ = letters
 
     def refused(*_: object) -> None:
         raise metatxn.StoreUnavailable("not now")
 
     with monkeypatch.context() as patch:
-        patch.setattr("metatxn.sync.producer.Producer.send", refused)
+        patch.setattr("metatxn.producer.AsyncProducer.send", refused)
         with pytest.raises(metatxn.StoreUnavailable):
-            redrive.move_letters(client, wanted, dead, None)
+            client.redrive(topic, "s")
     assert new_messages(client, topic) == []
-    assert redrive.move_letters(client, wanted, dead, None) == 3
+    assert client.redrive(topic, "s") == 3
 
 
 def test_the_name_of_its_reader_is_never_too_long(client: metatxn.Client, letters: tuple[str, str]) -> None:

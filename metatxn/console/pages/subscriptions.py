@@ -13,6 +13,7 @@ from starlette.responses import Response
 import metatxn
 from metatxn.console.pages.topics import details_of
 from metatxn.console.visit import Values, Visit
+from metatxn.redrive import reader_name
 from metatxn.wire.broker import SubscriptionInfo, SubscriptionSegment, SubscriptionSummary
 
 PER_PAGE = 25
@@ -83,10 +84,14 @@ class PendingRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTopic:
-    """The dead-letter topic of a subscription. `entries` is None if the caller may not see them, or nobody answers."""
+    """The dead-letter topic of a subscription. `entries` is None if the caller may not see them, or nobody answers.
+    `left` are the messages of all subscriptions there that a re-drive of this one has not looked at yet; None if it was
+    never driven, or nobody knows."""
 
     topic: str
     entries: int | None
+    left: int | None
+    may_redrive: bool
 
 
 def subscriptions_url(topic: str, token: str | None = None) -> str:
@@ -140,6 +145,7 @@ async def one_subscription(visit: Visit) -> Response:
             "segments": found.segments[:MOST_SEGMENTS],
             "more_segments": len(found.segments) - MOST_SEGMENTS,
             "letters": await _dead_letters(visit, found),
+            "may_change": may_consume(visit, found.topic),
             "now_ms": visit.site.now_ms(),
         }
 
@@ -174,10 +180,18 @@ async def _dead_letters(visit: Visit, found: SubscriptionInfo) -> DeadLetterTopi
     name = found.dead_letter_topic
     if name is None:
         return None
+    may = may_consume(visit, name) and visit.access.may("produce", found.topic)
+    mover = await _detail(visit, name, reader_name(found))
+    left = sum(each.backlog for each in mover.segments) if mover is not None else None
     try:
         segments = [each.segment for each in (await visit.client.topic(name)).segments]
     except metatxn.MetatxnError:
-        return DeadLetterTopic(name, None)
+        return DeadLetterTopic(name, None, left, may)
     details = await details_of(visit, segments[:MOST_LETTER_SEGMENTS])
     known = len(details) == len(segments)
-    return DeadLetterTopic(name, sum(each.entries for each in details.values()) if known else None)
+    return DeadLetterTopic(name, sum(each.entries for each in details.values()) if known else None, left, may)
+
+
+def may_consume(visit: Visit, topic: str) -> bool:
+    """Whether the caller is offered what takes that right, and changes something."""
+    return visit.access.may("consume", topic) and not visit.site.read_only

@@ -56,6 +56,8 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
             ("DELETE", "/consumers/c", None),
             ("GET", "/share", None),
             ("POST", "/share/redeliver", {}),
+            ("POST", "/seek/preview", {"to": "earliest"}),
+            ("POST", "/share/preview", {"incarnation": 1}),
             ("POST", "/seek", {"to": "earliest"}),
         )
         taking = {"incarnation": 1, "segments": ["x"], "home": 1, "session": 1, "sessions": [1], "newest": 1}

@@ -19,7 +19,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from participants.messages.payloads import message_count
 from participants.segment.trimming import trim
-from participants.subscription.places import Place
+from participants.subscription.places import START, Place
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.participants.segment.faulty_store import INTENT, Fault
@@ -269,6 +269,22 @@ async def looked_at(part: SegmentSubscription) -> Shown:
     return backlog, unacked, dict(pending)
 
 
+async def looked_around(part: SegmentSubscription, place: Place) -> tuple[int, int, int]:
+    """What can be read from a place on, what of that is acknowledged, and what before it is not, message by message."""
+    messages, again, skipped = 0, 0, 0
+    at, end = part.segment.ledgers.start, False
+    while not end:
+        page = await part.segment.reader.read_committed(at, 1 << 20)
+        for frame in page.frames:
+            for index in range(message_count(frame)):
+                each = Place.at(frame.position)._replace(message=index)
+                messages += each >= place
+                again += each >= place and each in part.cursor
+                skipped += each < place and each not in part.cursor
+        at, end = page.next, page.end
+    return messages, again, skipped
+
+
 class Walk:
     """Random steps of everything that can happen to a subscription."""
 
@@ -287,6 +303,11 @@ class Walk:
         if not self.open or self.choose.random() < 0.3:
             self.open.append(await self.consuming.world.begin())
         return self.choose.choice(self.open)
+
+    def a_place(self) -> Place:
+        """Anywhere, also where nothing can be read any more or yet."""
+        some = self.choose.choice(self.ids) if self.ids else None
+        return START if some is None else Place.at(MessageId.parse(some).position)
 
     async def publish(self) -> None:
         self.ids += await self.consuming.publish(*range(self.choose.randint(1, 5)))
@@ -345,6 +366,9 @@ async def test_the_counts_are_those_of_looking_at_every_message(
         assert shown == await looked_at(part), f"after step {number}"
         again = sum(delivery.times > 1 for _, delivery in part.deliveries.items())
         assert (await consuming.shown())["redelivered"] == again, f"after step {number}"
+        place = walk.a_place()
+        moved = await part.dispatch.moved(place)
+        assert (moved.messages, moved.again, moved.skipped) == await looked_around(part, place), f"after step {number}"
 
 
 async def test_a_look_reads_the_backlog_once_and_then_only_what_is_new(

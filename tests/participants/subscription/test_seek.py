@@ -39,6 +39,40 @@ async def test_everything_before_the_place_is_acknowledged_and_nothing_after(con
     assert await consuming.findings() == []
 
 
+async def test_a_preview_tells_what_would_be_delivered_again_and_what_never(consuming: Consuming) -> None:
+    """And for which transactions a seek would be refused. It changes nothing."""
+    await consuming.subscribe()
+    ids = [*(await consuming.publish(0, 1)), *await consuming.publish_each(2, 3, 4)]
+    await consuming.receive(limit=4)
+    await consuming.acked([ids[0], ids[3]])
+    txn_id = await consuming.world.begin()
+    await consuming.acked([ids[2]], txn_id)
+    before = await consuming.shown()
+    position = str(MessageId.parse(ids[2]).position)
+    places: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+        "earliest": ({"to": "earliest"}, (5, 2, 0)),
+        "in between": ({"positions": {consuming.segments[0]: position}}, (3, 1, 1)),
+        "latest": ({"to": "latest"}, (0, 0, 3)),
+    }
+    for name, (place, expected) in places.items():
+        told = await consuming.asked("POST", "/subscriptions/s/seek/preview", place)
+        (found,) = told["segments"]
+        assert (found["messages"], found["again"], found["skipped"]) == expected, name
+        assert told["holders"] == [str(txn_id)]
+    assert await consuming.shown() == before
+    await consuming.abort(txn_id)
+    moved = await seek(consuming, positions={consuming.segments[0]: position})
+    assert moved["segments"][0]["backlog"] == 3
+    for wrong in (
+        {},
+        {"to": "earliest", "at_ms": 1},
+        {"positions": {"segment://x": "1:0"}},
+        {"to": "latest", "force": 1},
+    ):
+        assert (await consuming.ask("POST", "/subscriptions/s/seek/preview", wrong)).status_code == 422
+    assert (await consuming.ask("POST", "/subscriptions/t/seek/preview", {"to": "latest"})).status_code == 404
+
+
 async def test_a_time_begins_with_the_first_entry_that_was_published_then_or_later(consuming: Consuming) -> None:
     await consuming.subscribe()
     times = []

@@ -775,5 +775,7 @@ async def test_a_time_is_found_at_every_broker(spreading: Spreading, world: Worl
     await spreading.publish_keys(*range(20))
     between_ms = world.now_ms()
     await spreading.publish_keys(*range(20, 40))
+    told = await spreading.asked("POST", "/subscriptions/s/seek/preview", {"at_ms": between_ms})
+    assert [sum(each[name] for each in told["segments"]) for name in ("messages", "again", "skipped")] == [20, 0, 20]
     await spreading.asked("POST", "/subscriptions/s/seek", {"at_ms": between_ms})
     assert await spreading.all_values() == list(range(20, 40))

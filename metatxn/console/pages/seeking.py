@@ -1,0 +1,89 @@
+"""Moving a subscription, with a look at what that would do, and publishing its dead letters again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from starlette.responses import Response
+
+import metatxn
+from metatxn.console.pages.subscriptions import may_consume, subscription_url
+from metatxn.console.visit import MadeChange, SentForm, Visit
+from metatxn.consumer import SeekTarget
+from metatxn.words import count_text
+
+MOST_SEGMENTS = 100
+NUMBERS = ("messages", "again", "skipped")
+MOST_REDRIVEN = 1_000
+LONGEST_REDRIVE_S = 20
+"""Of one request to the console: what is left is published by the next one."""
+ENDS = {"earliest": "the earliest message", "latest": "the place behind the latest message"}
+
+
+async def preview(visit: Visit) -> Response:
+    """What a move would do, and the form that makes it. It changes nothing."""
+    topic, name = visit.part("topic"), visit.part("subscription")
+    place = {"to": visit.query("to"), "at": visit.query("at")}
+    told = await visit.client.preview_seek(topic, name, _target(place))
+    totals = {number: sum(getattr(each, number) for each in told.segments) for number in NUMBERS}
+    return visit.page(
+        "seek.html",
+        told=told,
+        total=totals,
+        segments=told.segments[:MOST_SEGMENTS],
+        more=len(told.segments) - MOST_SEGMENTS,
+        place=place,
+        where=ENDS.get(place["to"]) or f"{place['at']}",
+        may_change=may_consume(visit, told.topic),
+        may_force=visit.access.may("admin", told.topic),
+    )
+
+
+async def seek(visit: Visit, form: SentForm) -> MadeChange:
+    topic, name = visit.part("topic"), visit.part("subscription")
+    place = {"to": form.get("to", "").strip(), "at": form.get("at", "").strip()}
+    target, force = _target(place), form.get("force") == "yes"
+    arguments = {"to": place["at"] if place["to"] == "time" else place["to"], "force": force}
+    with visit.recording("subscription.seek", {"topic": topic, "subscription": name}, **arguments):
+        moved = await visit.client.seek(topic, name, target, force=force)
+    left = sum(each.backlog for each in moved.segments)
+    said = f"{moved.name} is moved: {count_text(left)} messages are to be delivered."
+    if moved.aborted:
+        said += f" {count_text(len(moved.aborted))} transactions were aborted."
+    return MadeChange(said, subscription_url(moved.topic, moved.name))
+
+
+async def redrive_letters(visit: Visit, form: SentForm) -> MadeChange:
+    """As many as fit into one request: it can be asked for again."""
+    topic, name = visit.part("topic"), visit.part("subscription")
+    if form.get("sure") != "yes":
+        raise metatxn.InvalidArgument("sure: confirm that all subscriptions of the topic get them", field="sure")
+    until_ms = visit.site.now_ms() + 1_000 * LONGEST_REDRIVE_S
+    with visit.recording("subscription.redrive", {"topic": topic, "subscription": name}):
+        moved = await visit.client.redrive(topic, name, MOST_REDRIVEN, for_s=LONGEST_REDRIVE_S)
+    ended = moved < MOST_REDRIVEN and visit.site.now_ms() < until_ms
+    said = f"{count_text(moved)} {'message was' if moved == 1 else 'messages were'} published again."
+    return MadeChange(said if ended else f"{said} There may be more: do it again.", subscription_url(topic, name))
+
+
+def _target(place: Mapping[str, str]) -> SeekTarget:
+    match place["to"]:
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+        case "time":
+            return _time(place["at"])
+    raise metatxn.InvalidArgument(f"to: {place['to']!r} is not earliest, latest or time", field="to")
+
+
+def _time(text: str) -> datetime:
+    """Raises `InvalidArgument`, also for one without a time zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise metatxn.InvalidArgument(f"at: {text!r} is no time like 2026-03-02T09:04:00Z", field="at") from None
+    if found.tzinfo is None:
+        raise metatxn.InvalidArgument(f"at: {text!r} has no time zone: add Z for UTC", field="at")
+    return found
