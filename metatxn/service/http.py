@@ -163,65 +163,7 @@ def create_app(
         quotas=quotas,
     )
 
-    @app.exception_handler(errors.MetatxnError)
-    async def service_error(request: Request, error: errors.MetatxnError) -> Response:
-        headers = None
-        if isinstance(error, errors.NotOwner):
-            query = request.scope["query_string"].decode("latin-1")
-            path = request.scope["path"] + (f"?{query}" if query else "")
-            url = address_for(listener_of(request), error.owner_url, error.listeners)
-            error.members["owner_url"] = url
-            headers = {"Location": f"{url}{path}"}
-        return problem_response(problem_of(error), headers)
-
-    @app.exception_handler(MetastoreError)
-    async def store_error(_: Request, error: MetastoreError) -> Response:
-        return problem_response(problem_of(from_store(error)))
-
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        field = _field_of(first, error.body)
-        message = str(first["msg"]).removeprefix("Value error, ")
-        media_type = request.headers.get("content-type", "")
-        if field == "body" and isinstance(first["input"], bytes):  # FastAPI parses nothing but JSON
-            message = f"JSON is expected: send it with Content-Type: application/json instead of {media_type}"
-        return problem_response(problem_of(errors.InvalidArgument(f"{field}: {message}", field=field)))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        if error.status_code == 400:
-            # FastAPI's answer to a body that cannot be parsed at all: not UTF-8, nested too deeply, too many digits.
-            detail = f"body: {error.detail}"
-            return problem_response(problem_of(errors.InvalidArgument(detail, field="body")))
-        code = ErrorCode.NOT_FOUND if error.status_code == 404 else ErrorCode.INVALID_ARGUMENT
-        kind = BY_CODE[code]
-        problem = Problem(
-            status=error.status_code,
-            title=str(error.detail),
-            detail=str(error.detail),
-            code=code,
-            retriable=False,
-            definite=True,
-            action="See /docs for the paths and methods of this service."
-            if error.status_code in (404, 405)
-            else kind.action,
-        )
-        return problem_response(problem, dict(error.headers or {}))
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
-        log.error("unhandled error", path=request.url.path, exc_info=error)
-        problem = Problem(
-            status=500,
-            title="Internal error",
-            detail="the service failed to answer; its log contains the reason",
-            code=ErrorCode.OUTCOME_UNKNOWN,
-            retriable=False,
-            definite=False,
-            action="Read the transaction again to learn what happened, and report the log.",
-        )
-        return problem_response(problem)
+    _answer_errors(app)
 
     @app.get("/metrics", tags=["operations"], response_class=Response)
     async def metrics(request: Request) -> Response:
@@ -230,3 +172,71 @@ def create_app(
         return Response(encode(registry), headers={"Content-Type": media_type})
 
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    app.exception_handler(errors.MetatxnError)(_service_error)
+    app.exception_handler(MetastoreError)(_store_error)
+    app.exception_handler(RequestValidationError)(_validation_error)
+    app.exception_handler(HTTPException)(_http_error)
+    app.exception_handler(Exception)(_bug)
+
+
+async def _service_error(request: Request, error: errors.MetatxnError) -> Response:
+    headers = None
+    if isinstance(error, errors.NotOwner):
+        query = request.scope["query_string"].decode("latin-1")
+        path = request.scope["path"] + (f"?{query}" if query else "")
+        url = address_for(listener_of(request), error.owner_url, error.listeners)
+        error.members["owner_url"] = url
+        headers = {"Location": f"{url}{path}"}
+    return problem_response(problem_of(error), headers)
+
+
+async def _store_error(_: Request, error: MetastoreError) -> Response:
+    return problem_response(problem_of(from_store(error)))
+
+
+async def _validation_error(request: Request, error: RequestValidationError) -> Response:
+    first = error.errors()[0]
+    field = _field_of(first, error.body)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    media_type = request.headers.get("content-type", "")
+    if field == "body" and isinstance(first["input"], bytes):  # FastAPI parses nothing but JSON
+        message = f"JSON is expected: send it with Content-Type: application/json instead of {media_type}"
+    return problem_response(problem_of(errors.InvalidArgument(f"{field}: {message}", field=field)))
+
+
+async def _http_error(_: Request, error: HTTPException) -> Response:
+    if error.status_code == 400:
+        # FastAPI's answer to a body that cannot be parsed at all: not UTF-8, nested too deeply, too many digits.
+        detail = f"body: {error.detail}"
+        return problem_response(problem_of(errors.InvalidArgument(detail, field="body")))
+    code = ErrorCode.NOT_FOUND if error.status_code == 404 else ErrorCode.INVALID_ARGUMENT
+    kind = BY_CODE[code]
+    problem = Problem(
+        status=error.status_code,
+        title=str(error.detail),
+        detail=str(error.detail),
+        code=code,
+        retriable=False,
+        definite=True,
+        action="See /docs for the paths and methods of this service."
+        if error.status_code in (404, 405)
+        else kind.action,
+    )
+    return problem_response(problem, dict(error.headers or {}))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("unhandled error", path=request.url.path, exc_info=error)
+    problem = Problem(
+        status=500,
+        title="Internal error",
+        detail="the service failed to answer; its log contains the reason",
+        code=ErrorCode.OUTCOME_UNKNOWN,
+        retriable=False,
+        definite=False,
+        action="Read the transaction again to learn what happened, and report the log.",
+    )
+    return problem_response(problem)

@@ -111,6 +111,11 @@ def add_operations(
             **about(),
         )
 
+    _add_cluster(app, store)
+    _add_own(app, throughput)
+
+
+def _add_cluster(app: FastAPI, store: MetadataStore) -> None:
     @app.get(
         "/v1/cluster",
         tags=["operations"],
@@ -126,6 +131,8 @@ def add_operations(
             version=await version_of(store),
         )
 
+
+def _add_own(app: FastAPI, throughput: Callable[[], ThroughputAnswer]) -> None:
     @app.get("/v1/throughput", tags=["operations"], response_model_exclude_none=True)
     async def get_throughput() -> ThroughputAnswer:
         """What this service has done in the last quarter of an hour."""
