@@ -125,6 +125,15 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOut:
+    """A transaction that the library has handed out, `ahead` if it was begun before the program asked for it."""
+
+    txn_id: str
+    at_revision: Revision
+    ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HorizonSeen:
     """How far readers might go in a segment, told by a broker between two times."""
 
@@ -264,6 +273,7 @@ class History:
     retold: list[Retold] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     answered_begins: list[Begun] = field(default_factory=list)
+    handed_out: list[HandedOut] = field(default_factory=list)
     efforts: list[Effort] = field(default_factory=list)
     """Of each request to a coordinator."""
     reads: list[Read] = field(default_factory=list)

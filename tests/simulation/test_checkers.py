@@ -28,6 +28,7 @@ from tests.simulation.history import (
     Dropped,
     End,
     Expired,
+    HandedOut,
     History,
     HorizonSeen,
     Outcome,
@@ -153,6 +154,14 @@ def second_decision(history: History) -> None:
 
 def transaction_of_somebody_else(history: History) -> None:
     history.answered_begins.append(Begun(T1, "client", "rival"))
+
+
+def handed_out_twice(history: History) -> None:
+    history.handed_out += [HandedOut(T1, 1, ahead=True)] * 2
+
+
+def handed_out_after_its_end(history: History) -> None:
+    history.handed_out.append(HandedOut(T1, history.decisions[T1].revision, ahead=True))
 
 
 def endless_request(history: History) -> None:
@@ -509,7 +518,9 @@ def test_what_was_replaced_may_be_missing_where_it_is_compacted() -> None:
 
 LIES: dict[str, list[Lie]] = {
     "one decision": [second_decision],
-    "a begin answers its own transaction": [transaction_of_somebody_else],
+    "a begin answers its own transaction": [
+        *(transaction_of_somebody_else, handed_out_twice, handed_out_after_its_end),
+    ],
     "no aborted read": [aborted_entry],
     "no early read": [entry_before_its_decision],
     "no cycle of reads": [read_from_each_other],

@@ -14,23 +14,29 @@ from random import Random
 from typing import Any
 
 from metatxn import Message
+from metatxn.ahead import LEAST_TIMEOUT_MS
 from metatxn.client import AsyncClient, connect_async
 from metatxn.producer import AsyncProducer
 from metatxn.transaction import AsyncTransaction
 from metatxn.wire.errors import MetatxnError
 from tests.bounds import entry_bounds
 from tests.simulation.client import parse_position
-from tests.simulation.history import Asked, Begun, End, Outcome, Write
+from tests.simulation.history import Asked, Begun, End, HandedOut, Outcome, Write
 from tests.simulation.transport import SimulatedTransport
 from tests.simulation.workloads.base import Actor, Workload
 from tests.simulation.workloads.consume import CONSUMERS, PRODUCERS, TIMEOUT_MS, Consume
 
 REQUEST_TIMEOUT_S = 12
 LIMIT = 5
+IN_A_ROW = 8
 
 
 class Library(Consume):
     name = "library"
+
+    async def set_up(self) -> None:
+        await super().set_up()
+        self.receipts = await self.create_topic("receipts", self.world.generator("receipts"))
 
     def start(self) -> None:
         for number in range(PRODUCERS):
@@ -38,6 +44,7 @@ class Library(Consume):
         for number in range(CONSUMERS):
             self.employ(f"packer-{number}", Packer)
         self.employ("rivals", Rivals)
+        self.employ("cashier", Cashier)
 
 
 class ChangedMind(Exception):
@@ -145,6 +152,43 @@ class Shop(User):
             await asyncio.gather(*sent)
         except MetatxnError as error:
             raise Told from error
+
+
+class Cashier(User):
+    """Begins one transaction after another, so the library begins some of them ahead."""
+
+    pause_s = 4.0
+
+    def __init__(self, workload: Workload, name: str, random: Random) -> None:
+        super().__init__(workload, name, random)
+        assert isinstance(workload, Library)
+        self._receipts = self.library.producer(workload.receipts, **entry_bounds(workload.world.seed))
+
+    async def act(self) -> None:
+        for number, txn in enumerate([await self._begin_at_once() for _ in range(IN_A_ROW)]):
+            await self._receipt(txn, f"till-{number}")
+
+    async def _begin_at_once(self) -> AsyncTransaction:
+        with self.asking("txns"):
+            txn = await self.library.begin(LEAST_TIMEOUT_MS)
+        header = txn.header
+        assert header is not None and header.deadline_ms is not None and header.created_ms is not None
+        ahead = header.deadline_ms - header.created_ms > LEAST_TIMEOUT_MS
+        self.history.handed_out.append(HandedOut(txn.id, self.history.revision, ahead))
+        return txn
+
+    async def _receipt(self, txn: AsyncTransaction, key: str) -> None:
+        end = End(txn.id, self.random.random() < 0.9, self.name)
+        self.history.ends.append(end)
+        try:
+            with self.asking("commit" if end.commit else "abort", txn_id=txn.id) as asked:
+                await self.put(self._receipts, key, txn)
+                await (txn.commit() if end.commit else txn.abort())
+        except Told:
+            end.outcome, end.code = asked.outcome, asked.code
+            raise
+        end.outcome = Outcome.OK
+        self.is_closed(txn.id)
 
 
 class Rivals(User):
