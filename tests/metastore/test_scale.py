@@ -55,7 +55,8 @@ def transactions(kind: str) -> int:
 
 @pytest.fixture
 def operations(kind: str) -> int:
-    return 100_000 if kind == "memory" else usually(10_000, 100_000)
+    few = {"memory": 30_000, "zookeeper": 3_000}.get(kind, 10_000)  # tests/metastore/zookeeper has many, too
+    return usually(few, 100_000)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ HELD = [
     response_schema_conformance,
     unsupported_method,
 ]
-EXAMPLES = usually(4, 15)
+EXAMPLES = usually(2, 15)
 """Of each operation in each mode; more in `make test-all`."""
 
 

@@ -48,9 +48,10 @@ class Survivor:
         if sequence.record is None or not faults.happens("ids_in_use"):
             return
         coordinator = int(sequence.key.removeprefix(paths.ID_SEQUENCES))
-        first = int(sequence.record.value) - self._block_size
+        free = int(sequence.record.value)
+        first = max(1, free - self._block_size)  # brokers, which are coordinator 0, lease smaller ones
         for _ in range(faults.random.randint(1, _MOST)):
-            number = first + faults.random.randrange(min(_AMONG, self._block_size))
+            number = first + faults.random.randrange(min(_AMONG, free - first))
             self._world.later(faults.random.uniform(0, _WITHIN_S), self._begin, TxnId(coordinator, number))
         self._world.later(0, self._begin, TxnId(coordinator, first))
 
