@@ -50,6 +50,7 @@ NOT_AUDITED = {
     "leave": "messages",
     "acknowledge": "messages",
     "redeliver": "messages",
+    "preview_seek": "changes nothing",
     "look_at_horizons": "only reads",
     "check_schema": "only reads",
 }
