@@ -30,6 +30,7 @@ from metatxn.console.pages import (
     topics,
     transactions,
 )
+from metatxn.console.pages.producing import produce_message
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
 from metatxn.console.visit import MadeChange, SentForm, Visit
@@ -48,6 +49,7 @@ PAGES: dict[str, PageHandler] = {
     "/topics": topics.topics,
     "/topics/{topic}": topics.one_topic,
     "/topics/{topic}/messages": messages.messages,
+    "/topics/{topic}/messages/download": messages.download_messages,
     "/topics/{topic}/subscriptions": subscriptions.topic_subscriptions,
     "/topics/{topic}/subscriptions/{subscription}": subscriptions.one_subscription,
     "/topics/{topic}/subscriptions/{subscription}/seek": seeking.preview,
@@ -65,6 +67,7 @@ CHANGES: dict[str, ChangeHandler] = {
     "/transactions/{txn_id}/abort": ending.abort_transaction,
     "/hanging/abort": ending.abort_chosen,
     "/topics": layout.create_topic,
+    "/topics/{topic}/messages": produce_message,
     "/topics/{topic}/delete": layout.delete_topic,
     "/topics/{topic}/policy": layout.change_policy,
     "/topics/{topic}/split": layout.split_segment,

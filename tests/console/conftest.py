@@ -54,6 +54,7 @@ def secured(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     listed = TokenFile(tmp_path_factory.mktemp("tokens"))
     tokens = {"root": listed.add("root", admin=True)}
     tokens["ada"] = listed.add("ada", topics={"public/default/orders*": "produce,consume"})
+    tokens["eve"] = listed.add("eve", topics={"public/default/orders*": "consume"})
     exposure = open_exposure(token_file=listed.path)
     with ConsoleCluster(loop, tmp_path_factory.mktemp("secured"), exposure=exposure) as cluster:
         yield Secured(cluster, tokens)

@@ -6,30 +6,35 @@ a payload might do harm.
 
 from __future__ import annotations
 
+import base64
 import html
+import json
 import random
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from playwright.sync_api import expect
 
 import metatxn
+from metatxn.console import looking
 from metatxn.console.entries import seen_entries
-from metatxn.console.pages import messages as module
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.position import Position
+from metatxn.words import short_id
 from tests.console.browser import Visitor, is_too_wide, violations
 from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
-from tests.console.life import HOSTILE, RIGHT_TO_LEFT
+from tests.console.life import HOSTILE, RIGHT_TO_LEFT, SCRIPT
 
-_ROW = re.compile(r'<tr>\s*<td class="mono">(\d+:\d+).*?</tr>', re.DOTALL)
+_ROW = re.compile(r'<tr[^>]*>\s*<td class="mono">(\d+:\d+).*?</tr>', re.DOTALL)
 _STATE = re.compile(r'class="state \w+">(\w+)<')
-_NEXT = re.compile(r'href="/console([^"]+)">Next page')
+_NEXT = re.compile(r'href="/console([^"]+)">(?:Next page|Look on)')
+_DOWNLOAD = re.compile(r'href="/console([^"]+as=(\w+))" download')
 
 
 @pytest.fixture
@@ -106,22 +111,56 @@ def test_an_entry_is_never_called_skipped_before_it_is(seed: int) -> None:
 def test_pages_have_every_message_once(
     sender: Sender, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch, show: str
 ) -> None:
-    monkeypatch.setattr(module, "MOST_ENTRIES", 7)
-    monkeypatch.setattr(module, "MOST_MESSAGES", 10)
+    """Also those of an entry that is larger than a page, and their downloads have the same."""
+    monkeypatch.setattr(looking, "MOST_ENTRIES", 7)
+    monkeypatch.setattr(looking, "MOST_MESSAGES", 10)
     topic = f"paged-{show}"
     client.create_topic(topic)
+    with client.producer(topic, linger_ms=3_600_000) as producer:
+        for number in range(24):
+            producer.send(f"<{number}>".encode())
     with client.producer(topic) as producer:
-        for number in range(23):
+        for number in range(24, 36):
             producer.send(f"<{number}>".encode()).result()
     first = sender.get(f"/topics/{topic}/messages").text
-    assert len(states(first)) == 7 and b"<22>".hex(" ") in first, "the latest ones come first"
-    path, seen = f"/topics/{topic}/messages?show={show}&after=0:-1", []
+    assert len(states(first)) == 7 and b"<35>".hex(" ") in first, "the latest ones come first"
+    path, seen, downloaded, pages = f"/topics/{topic}/messages?show={show}&after=0:-1", [], [], 0
     while path:
         text = sender.get(path).text
-        seen += re.findall(r"<code>([0-9a-f ]+)</code>", text)
+        seen += re.findall(r'<code class="bytes">([0-9a-f ]+)</code>', text)
+        downloaded += [json.loads(line)["value_base64"] for line in download(sender, text, "jsonl").splitlines()]
         following = _NEXT.search(text)
         path = html.unescape(following[1]) if following else ""
-    assert [bytes.fromhex(each).decode() for each in seen] == [f"<{number}>" for number in range(23)]
+        pages += 1
+    everything = [f"<{number}>" for number in range(36)]
+    assert [bytes.fromhex(each).decode() for each in seen] == everything and pages >= 4
+    assert [base64.b64decode(each).decode() for each in downloaded] == everything
+
+
+def test_those_that_match_are_found_by_bounded_work(
+    sender: Sender, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page says how much it looked through, and goes on from there."""
+    monkeypatch.setattr(looking, "MOST_LOOKED_AT", 40)
+    client.create_topic("filtered")
+    with client.producer("filtered", linger_ms=3_600_000) as producer:
+        for number in range(100):
+            producer.send({"number": number, "who": {"name": "Ada"}}, key=str(number % 3))
+    path, seen, said = '/topics/filtered/messages?key=1&where=number+>=+70+and+who.name+~+"AD"&after=0:-1', [], []
+    while path:
+        text = sender.get(path).text
+        seen += re.findall(r"number: (\d+)", text)
+        said += re.findall(r"Looked through (\d+) messages of 1 entry; (\d+) match", text)
+        following = _NEXT.search(text)
+        path = html.unescape(following[1]) if following else ""
+    assert [*dict.fromkeys(seen)] == [str(number) for number in range(70, 100) if number % 3 == 1]
+    assert said == [("40", "0"), ("40", "4"), ("20", "6")]
+
+
+def download(sender: Sender, text: str, form: str) -> str:
+    """What the page offers to download."""
+    (url,) = [html.unescape(found[1]) for found in _DOWNLOAD.finditer(text) if found[2] == form] or [""]
+    return sender.get(url).raise_for_status().text if url else ""
 
 
 def test_messages_are_found_by_their_time(sender: Sender, client: metatxn.Client) -> None:
@@ -142,6 +181,9 @@ def test_messages_are_found_by_their_time(sender: Sender, client: metatxn.Client
         ("after=999:0", 422, "after"),
         ("at=yesterday", 422, "at: "),
         ("at=2026-01-01", 422, "time zone"),
+        ("after=1:0&skip=-1", 422, "skip"),
+        ("where=amount", 422, "where: it ends where"),
+        ("where=amount+%3D+<script>", 422, "is no value"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_in_words(
@@ -165,8 +207,8 @@ def test_payloads_that_are_meant_to_do_harm_are_only_payloads(visitor: Visitor, 
         assert page.locator("main img, main script").count() == 0
         assert len(page.content()) < 200_000
         assert violations(page) == [] and not is_too_wide(page)
-        page.locator("summary").first.click()
-        expect(page.locator("details pre").first).to_be_visible()
+        page.locator(".node summary").first.click()
+        expect(page.locator(".node[open] > :is(ul, pre)").first).to_be_visible()
         if number != 2:
             page.get_by_role("link", name="Next page").click()
     expect(page.get_by_role("link", name="Next page")).to_have_count(0)
@@ -180,4 +222,114 @@ def test_whoever_may_not_consume_sees_none(secured: Secured) -> None:
             producer.send(str(datetime.now(UTC))).result()
     with Sender(secured.cluster.url, secured.tokens["ada"]) as ada:
         assert ada.get("/topics/hidden-from-ada/messages").status_code == 403
+        assert ada.get("/topics/hidden-from-ada/messages/download?as=csv").status_code == 403
+        assert ada.post("/topics/hidden-from-ada/messages", value="1").status_code == 403
         assert states(ada.get("/topics/orders-for-ada/messages?show=all").text) == ["readable"]
+
+
+def test_whoever_may_not_produce_is_not_offered_it(secured: Secured) -> None:
+    with secured.cluster.client(secured.tokens["root"]) as root:
+        root.create_topic("orders-of-eve", exist_ok=True)
+        strange = root.begin()
+        path = "/topics/orders-of-eve/messages"
+        with Sender(secured.cluster.url, secured.tokens["eve"]) as eve:
+            assert "Produce" not in eve.get(path).text
+            assert eve.post(path, value="1").status_code == 403
+        with Sender(secured.cluster.url, secured.tokens["ada"]) as ada:
+            assert "Produce" in ada.get(path).text
+            refused = ada.post(path, value="1", txn=strange.id)
+            assert refused.status_code == 403, "she does not own the transaction"
+        strange.abort()
+        assert list(root.reader("orders-of-eve", isolation="read_uncommitted")) == []
+
+
+# -- in a browser --------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_a_table_that_is_filtered_followed_and_taken_home(visitor: Visitor, client: metatxn.Client) -> None:
+    fields: list[pa.Field[Any]] = [
+        *(pa.field("id", pa.int64()), pa.field(HOSTILE, pa.string()), pa.field("at", pa.timestamp("us"))),
+    ]
+    client.create_topic("table", schema=pa.schema(fields))
+    at = datetime(2026, 3, 2, 9, 4)  # noqa: DTZ001
+    with client.table_writer("table") as table:
+        table.write(pa.table({"id": [1, 2], HOSTILE: ["=1+1", "two"], "at": [at, None]}))
+    page = visitor.open("/topics/table/messages")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    assert page.locator("thead th").nth(5).inner_text().startswith(HOSTILE[:50])
+    expect(rows.first).to_contain_text("2026-03-02 09:04:00")
+    rows.first.locator("summary").first.click()
+    with client.producer("table") as producer:
+        producer.send({"id": 3, HOSTILE: SCRIPT}).result()
+    expect(rows).to_have_count(3)
+    expect(rows.first.locator("ul")).to_be_visible()  # what is opened stays open while the page follows
+    assert violations(page) == [] and page.locator("main img, main script").count() == 0
+    page.get_by_label("Where").fill("id < 3 and at = null")
+    page.get_by_role("button", name="Show").click()
+    expect(rows).to_have_count(1)
+    expect(page.get_by_text("Looked through 3 messages of 2 entries; 1 matches.")).to_be_visible()
+    page.get_by_label("Where").fill("")
+    page.get_by_label("Where").press("Enter")
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Arrow").click()
+    assert started.value.suggested_filename == "table-0000-ffff-0.arrow"
+    read = pa.ipc.open_file(str(started.value.path())).read_all()
+    assert read["id"].to_pylist() == [1, 2, 3] and read["at"].to_pylist() == [at, None, None]
+    with page.expect_download() as started:
+        page.get_by_role("link", name="CSV").click()
+    assert "'=1+1" in started.value.path().read_text()
+
+
+def test_messages_are_produced_also_inside_a_transaction(
+    visitor: Visitor, cluster: ConsoleCluster, client: metatxn.Client
+) -> None:
+    client.create_topic("produced")
+    txn = client.begin(timeout_ms=600_000, properties={"job": "by hand"})
+    txn.leave_open()
+    page = visitor.open("/topics/produced/messages?show=all")
+    page.get_by_text("Produce a message").click()
+    form = page.locator(".produce")
+    form.get_by_label("Key").fill("7")
+    form.get_by_label("Value", exact=True).fill('{"by": "hand"}')
+    form.get_by_label("Properties").fill("a=1\n\nb = x=y")
+    form.get_by_role("button", name="Produce").click()
+    expect(page.get_by_text("The message is stored at 1:0.")).to_be_visible()
+    assert cluster.recorded[-1] == ("console.message.produce", {"topic": "public/default/produced"}, 200)
+    page.get_by_text("Produce a message").click()
+    assert short_id(txn.id) in [each.get_attribute("value") for each in page.locator("#own option").all()]
+    form.get_by_label("Value is").select_option("hex")
+    form.get_by_label("Value", exact=True).fill("00 ff")
+    form.get_by_label("Transaction").fill(short_id(txn.id))
+    form.get_by_role("button", name="Produce").click()
+    expect(page.get_by_text("readers get it once transaction")).to_be_visible()
+    expect(page.locator("tbody tr").last).to_contain_text("undecided")
+    assert cluster.recorded[-1][1]["txn_id"] == txn.id
+    txn.commit()
+    expect(page.locator("tbody tr").last).to_contain_text("readable")
+    (first, second) = client.reader("produced")
+    assert (first.key, first.value, first.properties) == ("7", {"by": "hand"}, {"a": "1", "b": "x=y"})
+    assert (second.key, second.value) == (None, b"\x00\xff")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"value": "{"}, "it is not JSON"),
+        ({"value": "NaN"}, "NaN is no JSON"),
+        ({"value": '"\\ud800"'}, "value: "),
+        ({"value": "[" * 300 + "]" * 300}, "value: "),
+        ({"value": "0", "kind": "hex"}, "pairs"),
+        ({"value": "0", "kind": "xml"}, "kind"),
+        ({"value": "0", "properties": "a"}, "name=value"),
+        ({"value": "0", "txn": "zz"}, "txn_id"),
+        ({"value": "0", "txn": "f" * 32}, "f" * 32),
+    ],
+)
+def test_what_cannot_be_produced_is_said(
+    sender: Sender, client: metatxn.Client, fields: dict[str, str], words: str
+) -> None:
+    client.create_topic("not-produced", exist_ok=True)
+    answer = sender.post("/topics/not-produced/messages", **fields)
+    assert 400 <= answer.status_code < 500 and words in html.unescape(answer.text), answer.text
+    assert list(client.reader("not-produced")) == []

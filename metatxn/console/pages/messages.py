@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,43 +11,95 @@ from urllib.parse import quote, urlencode
 from starlette.responses import Response
 
 import metatxn
-from metatxn.console.entries import SeenEntry, seen_entries
-from metatxn.console.visit import Visit
-from metatxn.wire.broker import SegmentDetail
-from metatxn.wire.contents import messages_of
+from metatxn.console import looking
+from metatxn.console.downloads import DOWNLOADS, download
+from metatxn.console.live import is_live
+from metatxn.console.looking import FoundMessage, LookedThrough, PageStart, WantedMessages, look_through
+from metatxn.console.values import cell_text
+from metatxn.console.visit import Values, Visit
+from metatxn.console.where import VALUE_COLUMN, parsed_where
+from metatxn.wire.broker import SegmentDetail, TopicInfo
 from metatxn.wire.coordinator import TransactionHeader
-from metatxn.wire.frames import Frame
 from metatxn.wire.position import Position
 
-MOST_ENTRIES = 50
-MOST_MESSAGES = 100
-"""Of a page. The first entry is shown with as many of its messages, however many it has."""
-PAGE_BYTES = 256 << 10
-MOST_READS = 20
-LONGEST_VALUE = 1_000
-SHOWN_BYTES = 64
-MOST_SHOWN_OF_ENTRY = 1 << 20
-"""A larger entry is not taken apart."""
-STATES = {"OPEN": "undecided", "ABORTED": "aborted", "COMMITTED": "void"}
+MOST_COLUMNS = 12
+"""Of a table. The tree of a message has the others."""
+MOST_OWN = 20
+FILTERS = ("segment", "show", "key", "where")
+PLACES = ("at", "after", "skip")
 
 
 @dataclass(frozen=True, slots=True)
-class ShownMessage:
-    """`state` and `kind`, its colour, say what readers see of it. `more` tells that the value is longer."""
+class Asked:
+    """What a page was asked for. Without a place it shows the latest messages, and follows what comes."""
 
-    position: str
-    index: int
-    state: str
-    kind: str
-    txn_id: str | None
-    key: str | None
-    publish_ms: int
-    value: str
-    more: bool
-    properties: Mapping[str, str]
+    topic: TopicInfo
+    segments: Sequence[str]
+    segment: str
+    wanted: WantedMessages
+    filters: Mapping[str, str]
+    follows: bool
+
+    @property
+    def path(self) -> str:
+        return f"/console/topics/{quote(self.topic.name, safe='')}/messages"
+
+    def url(self, place: PageStart | None = None, **more: str) -> str:
+        at = {"after": str(place.after)} if place is not None else {}
+        if place is not None and place.skip:
+            at["skip"] = str(place.skip)
+        return f"{self.path}?{urlencode({**self.filters, **at, **more})}"
+
+    @property
+    def columns(self) -> list[str]:
+        schema = self.topic.topic_schema
+        return [each.name for each in schema.fields or []] if schema is not None else []
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    message: FoundMessage
+    cells: Sequence[str]
 
 
 async def messages(visit: Visit) -> Response:
+    asked = await _asked(visit)
+
+    offered = {} if is_live(visit.request) else await _offered(visit, asked)
+    seen: tuple[object, Values] = None, {}
+
+    async def load() -> Values:
+        """What readers see changes only with the ends of the segment."""
+        nonlocal seen
+        detail = await visit.client.segment(asked.segment, max_open=0)
+        ends = (detail.first_position, detail.max_read_position, detail.last_position)
+        if seen[0] != ends or asked.wanted.everything:
+            place = await _place(visit, asked, detail)
+            found = await look_through(
+                visit, asked.segment, place, Position.parse(detail.max_read_position), asked.wanted
+            )
+            seen = ends, {**offered, **_shown(asked, found, detail), "downloads": _downloads(asked, place, found)}
+        return seen[1]
+
+    if asked.follows:
+        return await visit.live_page("messages.html", load)
+    return visit.page("messages.html", **await load())
+
+
+async def download_messages(visit: Visit) -> Response:
+    """The messages that a page shows, whole."""
+    asked, form = await _asked(visit), visit.query("as")
+    if form not in DOWNLOADS:
+        raise metatxn.InvalidArgument(f"as: {form!r} is not one of {', '.join(DOWNLOADS)}", field="as")
+    detail = await visit.client.segment(asked.segment, max_open=0)
+    place = await _place(visit, asked, detail)
+    until = _position("until", visit.query("until"))
+    horizon = Position.parse(detail.max_read_position)
+    found = await look_through(visit, asked.segment, place, horizon, asked.wanted, until)
+    return download(form, asked.topic, asked.segment, found.messages)
+
+
+async def _asked(visit: Visit) -> Asked:
     topic = await visit.client.topic(visit.part("topic"))
     segments = [each.segment for each in topic.segments]
     active = [each.segment for each in topic.segments if each.state == "active"]
@@ -59,120 +109,85 @@ async def messages(visit: Visit) -> Response:
     show = visit.query("show") or "readable"
     if show not in ("readable", "all"):
         raise metatxn.InvalidArgument(f"show: {show!r} is not readable or all", field="show")
-    detail = await visit.client.segment(segment, max_open=0)
-    after = await _after(visit, segment, detail)
-    entries, more = await _entries(visit, segment, after, detail, everything=show == "all")
-    shown, taken = _messages(entries, await _headers(visit, entries))
-    path = f"/console/topics/{quote(topic.name, safe='')}/messages"
-    place = {"segment": segment, "show": show}
-    last = str(entries[taken - 1].frame.position) if taken else ""
-    return visit.page(
-        "messages.html",
-        topic=topic,
-        segments=segments,
-        segment=segment,
-        show=show,
-        detail=detail,
-        messages=shown,
-        first=f"{path}?{urlencode(place | {'after': str(Position.parse(detail.first_position).before)})}",
-        next=f"{path}?{urlencode(place | {'after': last})}" if more or 0 < taken < len(entries) else None,
-    )
+    key, where = visit.query("key"), visit.query("where")
+    filters = {"segment": segment, "show": show, "key": key, "where": where}
+    wanted = WantedMessages(show == "all", key or None, parsed_where(where) if where else None)
+    given = {name: value for name, value in filters.items() if value}
+    return Asked(topic, segments, segment, wanted, given, not any(map(visit.query, PLACES)))
 
 
-async def _after(visit: Visit, segment: str, detail: SegmentDetail) -> str:
-    """The position before the first entry that was asked for: after a position, at a time, or else the latest ones."""
-    if after := visit.query("after"):
-        return after
+async def _place(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart:
+    """Where to begin: after a position, at a time, or else with the latest ones."""
+    if after := _position("after", visit.query("after")):
+        skip = visit.query("skip") or "0"
+        if not skip.isascii() or not skip.isdigit() or len(skip) > 9:
+            raise metatxn.InvalidArgument(f"skip: {skip!r} is not a number of messages", field="skip")
+        return PageStart(after, int(skip))
     if at := visit.query("at"):
         try:
-            return (await visit.client.position_at(segment, datetime.fromisoformat(at))).after
+            return PageStart(
+                Position.parse((await visit.client.position_at(asked.segment, datetime.fromisoformat(at))).after)
+            )
         except ValueError:
             raise metatxn.InvalidArgument(f"at: {at!r} is no time like 2026-03-02T09:04:00Z", field="at") from None
     last, first = Position.parse(detail.last_position), Position.parse(detail.first_position).before
-    return str(max(Position(last.ledger, max(last.entry - MOST_ENTRIES, -1)), first))
+    return PageStart(max(Position(last.ledger, max(last.entry - _latest(asked.wanted, detail), -1)), first))
 
 
-async def _entries(
-    visit: Visit, segment: str, after: str, detail: SegmentDetail, *, everything: bool
-) -> tuple[list[SeenEntry], bool]:
-    """Some entries behind a position, and whether there are more."""
-    if not everything:
-        page = await visit.client.read_frames(segment, after=after, max_bytes=PAGE_BYTES)
-        frames = page.frames[:MOST_ENTRIES]
-        return [SeenEntry(each, "readable") for each in frames], not page.end or len(frames) < len(page.frames)
-    page = await visit.client.read_frames(segment, after=after, isolation="read_uncommitted", max_bytes=PAGE_BYTES)
-    frames = page.frames[:MOST_ENTRIES]
-    readable = await _readable(visit, segment, after, frames)
-    found = list(seen_entries(frames, readable, Position.parse(detail.max_read_position)))
-    return found, not page.end or len(frames) < len(page.frames)
+def _latest(wanted: WantedMessages, detail: SegmentDetail) -> int:
+    """The number of entries that a page shows that follows what comes; of those that match, as many as one read has
+    if all are of the same size."""
+    if not wanted.filtered:
+        return looking.MOST_ENTRIES
+    fitting = looking.PAGE_BYTES * detail.entries // max(1, detail.size_bytes)
+    return max(looking.MOST_ENTRIES, min(looking.MOST_ENTRIES_LOOKED_AT, fitting))
 
 
-async def _readable(visit: Visit, segment: str, after: str, frames: Sequence[Frame]) -> set[Position]:
-    """The positions of those that readers get."""
-    found: set[Position] = set()
-    for _ in range(MOST_READS):
-        if not frames or Position.parse(after) >= frames[-1].position:
-            break
-        page = await visit.client.read_frames(segment, after=after, max_bytes=PAGE_BYTES)
-        found |= {each.position for each in page.frames}
-        if page.end:
-            break
-        after = page.next
-    return found
+def _position(name: str, text: str) -> Position | None:
+    try:
+        return Position.parse(text) if text else None
+    except ValueError as error:
+        raise metatxn.InvalidArgument(f"{name}: {error}", field=name) from None
 
 
-async def _headers(visit: Visit, entries: Sequence[SeenEntry]) -> dict[str, TransactionHeader]:
-    """Of the transactions whose entries readers do not see, as far as the caller may see them."""
-    wanted = dict.fromkeys(str(each.frame.txn_id) for each in entries if each.frame.txn_id and each.sight != "readable")
-    found = await asyncio.gather(*(visit.client.attach(txn_id).refresh() for txn_id in wanted), return_exceptions=True)
-    headers = zip(wanted, found, strict=True)
-    return {txn_id: header for txn_id, header in headers if isinstance(header, TransactionHeader)}
+def _shown(asked: Asked, found: LookedThrough, detail: SegmentDetail) -> Values:
+    columns = asked.columns
+    return {
+        "asked": asked,
+        "detail": detail,
+        "columns": columns[:MOST_COLUMNS],
+        "more_columns": max(0, len(columns) - MOST_COLUMNS),
+        "rows": [MessageRow(each, _cells(each.content.value, columns[:MOST_COLUMNS])) for each in found.messages],
+        "found": found,
+        "first": asked.url(PageStart(Position.parse(detail.first_position).before)),
+        "next": asked.url(found.next) if found.next is not None else None,
+    }
 
 
-def _messages(entries: Sequence[SeenEntry], headers: Mapping[str, TransactionHeader]) -> tuple[list[ShownMessage], int]:
-    """The messages of the first entries, and the number of these entries."""
-    shown: list[ShownMessage] = []
-    for taken, entry in enumerate(entries):
-        if shown and len(shown) + entry.frame.count > MOST_MESSAGES:
-            return shown, taken
-        shown += _of_entry(entry, headers)
-    return shown, len(entries)
+def _cells(value: Any, columns: Sequence[str]) -> list[str]:
+    row = value if isinstance(value, dict) else {VALUE_COLUMN: value}
+    return [cell_text(row.get(name)) for name in columns]
 
 
-def _of_entry(entry: SeenEntry, headers: Mapping[str, TransactionHeader]) -> Iterator[ShownMessage]:
-    frame = entry.frame
-    txn_id = str(frame.txn_id) if frame.txn_id is not None else None
-    state, kind = _state(entry, headers.get(txn_id or ""))
-    for index, (key, value, properties) in enumerate(_contents(frame)):
-        text, more = _text(value)
-        yield ShownMessage(
-            str(frame.position), index, state, kind, txn_id, key, frame.publish_ms, text, more, properties or {}
-        )
+def _downloads(asked: Asked, place: PageStart, found: LookedThrough) -> list[tuple[str, str]]:
+    """The address of each download, with its name. What comes later is in none of them."""
+    if not found.messages:
+        return []
+    pinned = asked.url(place, until=str(found.messages[-1].frame.position))
+    url = pinned.replace("/messages?", "/messages/download?", 1)
+    return [(f"{url}&as={form}", each.name) for form, each in DOWNLOADS.items()]
 
 
-def _contents(frame: Frame) -> Sequence[tuple[str | None, Any, Mapping[str, str] | None]]:
-    """One that is too large, or that is not what it says, is shown as bytes."""
-    if frame.size <= MOST_SHOWN_OF_ENTRY:
-        try:
-            found = messages_of(frame)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return list(zip(found.keys, found.values, found.properties, strict=True))[:MOST_MESSAGES]
-    return [(None, bytes(frame.payload[: SHOWN_BYTES + 1]), None)]
+async def _offered(visit: Visit, asked: Asked) -> Values:
+    """Whether the caller may produce, and its latest open transactions, in which it may write."""
+    may_produce = visit.access.may("produce", asked.topic.name) and not visit.site.read_only
+    return {"may_produce": may_produce, "own": await _own(visit) if may_produce else []}
 
 
-def _state(entry: SeenEntry, header: TransactionHeader | None) -> tuple[str, str]:
-    if entry.sight == "readable":
-        return "readable", "ok"
-    if entry.sight == "skipped":
-        state = STATES[header.state] if header is not None and header.state != "OPEN" else "skipped"
-        return state, "bad"
-    return ("undecided", "warn") if header is not None and header.state == "OPEN" else ("waits", "info")
-
-
-def _text(value: Any) -> tuple[str, bool]:
-    if isinstance(value, bytes):
-        return value[:SHOWN_BYTES].hex(" "), len(value) > SHOWN_BYTES
-    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    return text[:LONGEST_VALUE], len(text) > LONGEST_VALUE
+async def _own(visit: Visit) -> list[TransactionHeader]:
+    listing = visit.client.transactions("OPEN", owner=visit.access.principal, newest_first=True, limit=MOST_OWN)
+    try:
+        found, _ = await listing.page_at(None)
+    except metatxn.MetatxnError:
+        return []
+    return [each for each in found if not each.prepared]

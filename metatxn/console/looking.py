@@ -1,0 +1,202 @@
+"""Looking through the messages of a segment, as many as a page may: those that match are shown, and the place where
+the next page goes on is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from metatxn.console.contents import Content, contents_of
+from metatxn.console.entries import SeenEntry, seen_entries
+from metatxn.console.values import ValueNode, tree_of
+from metatxn.console.visit import Visit
+from metatxn.console.where import Where
+from metatxn.wire.broker import Isolation
+from metatxn.wire.coordinator import TransactionHeader
+from metatxn.wire.frames import Frame
+from metatxn.wire.position import Position
+
+MOST_ENTRIES = 50
+MOST_MESSAGES = 100
+PAGE_BYTES = 256 << 10
+MOST_ENTRIES_LOOKED_AT = 1_000
+MOST_LOOKED_AT = 20_000
+LOOKED_BYTES = 1 << 20
+"""Of a page that shows only what matches."""
+MOST_READS = 20
+MOST_TRANSACTIONS = 200
+"""Whose headers are read for one page."""
+PAGE_CHARACTERS = 110_000
+ROW_CHARACTERS = 900
+"""About as much HTML as a row needs beside its value."""
+STATES = {"OPEN": "undecided", "ABORTED": "aborted", "COMMITTED": "void"}
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMessages:
+    """What is to be looked at: everything that is stored, or what readers see; with a key, and where an expression
+    holds."""
+
+    everything: bool = False
+    key: str | None = None
+    where: Where | None = None
+
+    @property
+    def filtered(self) -> bool:
+        return self.key is not None or self.where is not None
+
+    def matches(self, content: Content) -> bool:
+        if self.key is not None and content.key != self.key:
+            return False
+        return self.where is None or self.where.matches(content.value)
+
+
+@dataclass(frozen=True, slots=True)
+class PageStart:
+    """Behind the entry at `after`, and behind the first `skip` messages of the one that comes next."""
+
+    after: Position
+    skip: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """`state` and `kind`, its colour, say what readers see of it."""
+
+    frame: Frame
+    index: int
+    content: Content
+    state: str
+    kind: str
+    tree: ValueNode
+
+    @property
+    def txn_id(self) -> str | None:
+        return str(self.frame.txn_id) if self.frame.txn_id is not None else None
+
+    def weight(self) -> int:
+        return ROW_CHARACTERS + self.tree.weight() + 200 * min(len(self.content.properties), 10)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedThrough:
+    """What a page shows, after how many messages of how many entries, and where the next one goes on; None at the end
+    of what is there."""
+
+    messages: Sequence[FoundMessage]
+    looked_at: int
+    entries: int
+    next: PageStart | None
+
+
+async def look_through(
+    visit: Visit,
+    segment: str,
+    place: PageStart,
+    horizon: Position,
+    wanted: WantedMessages,
+    until: Position | None = None,
+) -> LookedThrough:
+    """`horizon` was read before. What is behind `until` is left out."""
+    entries, following = await _entries(visit, segment, place.after, horizon, wanted)
+    if until is not None:
+        entries, following = [each for each in entries if each.frame.position <= until], None
+    headers = await _headers(visit, entries)
+    return _Looking(wanted, headers).through(entries, place, following)
+
+
+class _Looking:
+    def __init__(self, wanted: WantedMessages, headers: Mapping[str, TransactionHeader]) -> None:
+        self._wanted = wanted
+        self._headers = headers
+        self._found: list[FoundMessage] = []
+        self._looked_at = 0
+        self._weight = 0
+
+    def through(self, entries: Sequence[SeenEntry], place: PageStart, following: Position | None) -> LookedThrough:
+        for number, entry in enumerate(entries):
+            position = entry.frame.position
+            skip = place.skip if number == 0 and position == place.after.next else 0
+            stopped = self._in_entry(entry, skip)
+            if stopped is not None:
+                return self._ended(number + 1, PageStart(position.before, stopped))
+        return self._ended(len(entries), PageStart(following) if following is not None else None)
+
+    def _in_entry(self, entry: SeenEntry, skip: int) -> int | None:
+        """The index of the message with which the next page begins, if it is in this entry."""
+        contents = contents_of(entry.frame)
+        for index in range(skip, len(contents)):
+            if self._looked_at >= MOST_LOOKED_AT:
+                return index
+            if self._wanted.matches(contents[index]):
+                found = self._message(entry, index, contents[index])
+                if self._found and (
+                    len(self._found) == MOST_MESSAGES or self._weight + found.weight() > PAGE_CHARACTERS
+                ):
+                    return index
+                self._found.append(found)
+                self._weight += found.weight()
+            self._looked_at += 1
+        return None
+
+    def _message(self, entry: SeenEntry, index: int, content: Content) -> FoundMessage:
+        txn_id = entry.frame.txn_id
+        state, kind = _state(entry, self._headers.get(str(txn_id)) if txn_id is not None else None)
+        return FoundMessage(entry.frame, index, content, state, kind, tree_of(content.value))
+
+    def _ended(self, entries: int, place: PageStart | None) -> LookedThrough:
+        return LookedThrough(self._found, self._looked_at, entries, place)
+
+
+def _state(entry: SeenEntry, header: TransactionHeader | None) -> tuple[str, str]:
+    if entry.sight == "readable":
+        return "readable", "ok"
+    if entry.sight == "skipped":
+        state = STATES[header.state] if header is not None and header.state != "OPEN" else "skipped"
+        return state, "bad"
+    return ("undecided", "warn") if header is not None and header.state == "OPEN" else ("waits", "info")
+
+
+async def _entries(
+    visit: Visit, segment: str, after: Position, horizon: Position, wanted: WantedMessages
+) -> tuple[list[SeenEntry], Position | None]:
+    """Some entries behind a position, and the position behind which there are more."""
+    most = MOST_ENTRIES_LOOKED_AT if wanted.filtered else MOST_ENTRIES
+    max_bytes = LOOKED_BYTES if wanted.filtered else PAGE_BYTES
+    isolation: Isolation = "read_uncommitted" if wanted.everything else "read_committed"
+    page = await visit.client.read_frames(segment, after=str(after), isolation=isolation, max_bytes=max_bytes)
+    frames = page.frames[:most]
+    following = None if page.end else Position.parse(page.next)
+    if len(frames) < len(page.frames):
+        following = frames[-1].position
+    if not wanted.everything:
+        return [SeenEntry(each, "readable") for each in frames], following
+    readable = await _readable(visit, segment, str(after), frames, max_bytes)
+    return list(seen_entries(frames, readable, horizon)), following
+
+
+async def _readable(visit: Visit, segment: str, after: str, frames: Sequence[Frame], max_bytes: int) -> set[Position]:
+    """The positions of those that readers get."""
+    found: set[Position] = set()
+    for _ in range(MOST_READS):
+        if not frames or Position.parse(after) >= frames[-1].position:
+            break
+        page = await visit.client.read_frames(segment, after=after, max_bytes=max_bytes)
+        found |= {each.position for each in page.frames}
+        if page.end:
+            break
+        after = page.next
+    return found
+
+
+async def _headers(visit: Visit, entries: Sequence[SeenEntry]) -> dict[str, TransactionHeader]:
+    """Of the transactions whose entries readers do not see, as far as the caller may see them."""
+    wanted = [*dict.fromkeys(_undecided(entries))][:MOST_TRANSACTIONS]
+    found = await asyncio.gather(*(visit.client.attach(txn_id).refresh() for txn_id in wanted), return_exceptions=True)
+    headers = zip(wanted, found, strict=True)
+    return {txn_id: header for txn_id, header in headers if isinstance(header, TransactionHeader)}
+
+
+def _undecided(entries: Sequence[SeenEntry]) -> Iterator[str]:
+    return (str(each.frame.txn_id) for each in entries if each.frame.txn_id and each.sight != "readable")
