@@ -8,7 +8,17 @@ _APP = "metatxn/console/app.py"
 _FRAME = "tests/console/test_frame.py"
 _ENDING = "tests/console/test_ending.py"
 
+_SEEKING = "tests/participants/subscription/test_seek.py"
+
 CONSOLE = (
+    Mutant(
+        "preview-forgets-what-is-acknowledged",
+        "a preview counts as delivered again what is acknowledged, and nothing else",
+        "participants/subscription/dispatch.py",
+        "return Moved(place, messages, messages - left, skipped)",
+        "return Moved(place, messages, messages, skipped)",
+        tests=(f"{_SEEKING}::test_a_preview_tells_what_would_be_delivered_again_and_what_never",),
+    ),
     Mutant(
         "form-from-anywhere",
         "a change is made only if a page of this session has asked for it",
