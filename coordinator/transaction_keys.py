@@ -103,6 +103,15 @@ class TransactionKeys:
                 return _connected(bumped, fenced, holder)
             raise patience.over(f"transaction key {key!r}")
 
+    async def fence(self, key: str, epoch: int, owner: str | None = None) -> ConnectAnswer:
+        """End the connection that has this epoch: as `connect`, but nobody is connected then. It is an administrator's
+        operation, for keys of all owners.
+
+        Raises NOT_FOUND for a key that is not in use, NOT_ALLOWED if its epoch is another one, and OUTCOME_UNKNOWN.
+        """
+        await self.get(key, owner)
+        return await self.connect(key, ConnectRequest(epoch=epoch, owner=owner))
+
     async def _fenced_after_all(self, predecessor: TransactionRecords | None) -> TransactionRecords | None:
         """`predecessor` if it is fenced now, by the write whose reply was lost or by another one; it may also be
         committed."""

@@ -10,7 +10,7 @@ from typing import Literal
 from metatxn.ahead import BegunAhead
 from metatxn.answers import parsed
 from metatxn.connection import Connection, post
-from metatxn.http import Call, FixedEndpoint, path_of
+from metatxn.http import Call, FixedEndpoint, json_body, path_of
 from metatxn.paging import Listing
 from metatxn.transaction import AsyncTransaction
 from metatxn.wire.broker import (
@@ -181,15 +181,23 @@ class TransactionRequests:
         call = post(path_of("transaction-keys", key, "connect"), body)
         return parsed(ConnectAnswer, await self._connection.coordinator(call))
 
-    def keys(self, owner: str | None = None) -> Listing[TransactionKeyInfo]:
-        """All transaction keys, or those of one owner."""
-        connection = self._connection
-        return Listing(connection, connection.coordinators, KEYS_PATH, {"owner": owner}, TransactionKeyInfo)
+    def keys(self, owner: str | None = None, *, limit: int | None = None) -> Listing[TransactionKeyInfo]:
+        """All transaction keys, or those of one owner; a page has at most `limit` of them."""
+        connection, params = self._connection, {"owner": owner, "limit": limit}
+        return Listing(connection, connection.coordinators, KEYS_PATH, params, TransactionKeyInfo)
 
     async def key(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
         """One transaction key. Raises `NotFound`."""
         call = Call("GET", KEYS_PATH + path_of(key).removeprefix("/v1"), {"owner": owner})
         return parsed(TransactionKeyInfo, await self._connection.coordinator(call))
+
+    async def fence_key(self, key: str, epoch: int, owner: str | None = None) -> ConnectAnswer:
+        """End the connection of a transaction key that has this epoch, whoever owns it: its open transaction is
+        aborted, unless it is prepared, and its holder gets `NotAllowed` from now on. Only administrators may. Raises
+        `NotFound`, and `NotAllowed` if the key has another epoch."""
+        path = KEYS_PATH + path_of(key, "fence").removeprefix("/v1")
+        call = Call("POST", path, {"owner": owner}, json_body({"epoch": epoch}))
+        return parsed(ConnectAnswer, await self._connection.coordinator(call))
 
     async def delete_key(self, key: str, owner: str | None = None) -> None:
         """Delete a transaction key, and abort the transaction that it holds. Raises `NotFound`."""

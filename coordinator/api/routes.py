@@ -36,6 +36,7 @@ from metatxn.wire.coordinator import (
     ConnectAnswer,
     ConnectRequest,
     DeletedTransactionKey,
+    FenceRequest,
     HangingPage,
     KeepAliveRequest,
     OperationPage,
@@ -338,6 +339,17 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
     async def get_key(key: KeyPath, query: Annotated[OwnerQuery, Query()]) -> TransactionKeyInfo:
         """One key: its epoch and the transaction that it holds."""
         return await keys.get(key, query.owner)
+
+    @router.post(
+        admin + "/{key}/fence",
+        response_model_exclude_none=True,
+        responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.NOT_FOUND),
+    )
+    @audited("transaction_key.fence", query=("owner",), body=("epoch",))
+    async def fence_key(key: KeyPath, body: FenceRequest, query: Annotated[OwnerQuery, Query()]) -> ConnectAnswer:
+        """End the connection of a key that has this epoch: the epoch is incremented, and its open transaction is
+        aborted, unless it is prepared. The next connection goes on."""
+        return await keys.fence(key, body.epoch, query.owner)
 
     @router.delete(admin + "/{key}", response_model_exclude_none=True, responses=problems(*WRITES, ErrorCode.NOT_FOUND))
     @audited("transaction_key.delete", query=("owner",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Annotated
 
 import typer
@@ -9,10 +11,13 @@ import typer
 from metatxn.cli.completion import complete_key
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, when
+from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
+from metatxn.key_history import epochs_of
 from metatxn.words import short_id
 
-app = typer.Typer(help="Take over, show and delete transaction keys.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Take over, show, fence and delete transaction keys.", no_args_is_help=True, rich_markup_mode=None
+)
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", autocompletion=complete_key)]
 LIST_COLUMNS = ("KEY", "OWNER", "EPOCH", "TXN_ID", "LAST_VERSION", "UPDATED")
 OwnerOption = Annotated[str | None, typer.Option(help="The principal that owns the key.")]
@@ -64,6 +69,56 @@ def connect(
         print_json(taken)
     else:
         print_fields(as_json(taken))
+
+
+@app.command(epilog="Example: metatxn key history nightly")
+@takes_session
+def history(session: ServiceOptions, key: KeyArgument, owner: OwnerOption = None, limit: LimitOption = 1000) -> None:
+    """Show the epochs of a key, as far as its transactions are remembered: when each held it, and which transactions
+    its successor has aborted."""
+    with session.connect() as client:
+        info = client.key(key, owner)
+        found = epochs_of(info, itertools.islice(client.transactions(key=key, owner=owner, newest_first=True), limit))
+    if session.json:
+        print_json([dataclasses.asdict(each) for each in found])
+        return
+    print_rows(
+        ("EPOCH", "FIRST_BEGUN", "LAST_BEGUN", "TRANSACTIONS", "COMMITTED", "OPEN", "FENCED"),
+        (
+            (
+                *(each.epoch, when(each.first_ms), when(each.last_ms), each.begun, each.committed),
+                *(each.open and short_id(each.open), ",".join(map(short_id, each.fenced))),
+            )
+            for each in found
+        ),
+    )
+
+
+@app.command(epilog="Example: metatxn key fence nightly --owner billing")
+@takes_session
+@takes_consent
+def fence(
+    session: ServiceOptions,
+    consent: ConsentOptions,
+    key: KeyArgument,
+    owner: OwnerOption = None,
+    epoch: Annotated[
+        int | None, typer.Option(min=0, help="Only if this is its epoch. [default: the current one]")
+    ] = None,
+) -> None:
+    """End the connection of a key: its holder can begin and commit nothing more, and what it has open is aborted,
+    unless it is prepared. The next connection goes on."""
+    with session.connect() as client:
+        found = client.key(key, owner)
+        wanted = found.epoch if epoch is None else epoch
+        open_ = f", and abort its transaction {short_id(found.txn_id)} unless it is prepared" if found.txn_id else ""
+        if not consent.given(session, lambda: f"fence the holder of key {key}, which is in epoch {wanted}{open_}."):
+            return
+        done = client.fence_key(key, wanted, owner)
+    if session.json:
+        print_json(done)
+    else:
+        print_fields(as_json(done))
 
 
 @app.command(epilog="Example: metatxn key delete nightly")

@@ -25,8 +25,11 @@ SAID = "metatxn-said"
 THEMES = ("auto", "light", "dark")
 LONGEST_SAID = 300
 INTERNAL_ERROR = 500
-NAVIGATION = (("/", "Overview"), ("/topics", "Topics"), ("/transactions", "Transactions"), ("/hanging", "Hanging"))
-FOR_ADMINISTRATORS = ("/hanging",)
+NAVIGATION = (
+    *(("/", "Overview"), ("/topics", "Topics"), ("/transactions", "Transactions")),
+    *(("/hanging", "Hanging"), ("/keys", "Keys")),
+)
+FOR_ADMINISTRATORS = ("/hanging", "/keys")
 Values = Mapping[str, Any]
 """What a template shows, by name."""
 

@@ -75,6 +75,7 @@ class Client(Facade[AsyncClient]):
     connect_key = blocking(AsyncClient.connect_key)
     keys = iterating(AsyncClient.keys)
     key = blocking(AsyncClient.key)
+    fence_key = blocking(AsyncClient.fence_key)
     delete_key = blocking(AsyncClient.delete_key)
 
     quota = blocking(AsyncClient.quota)

@@ -172,6 +172,14 @@ class ConnectRequest(RequestBody):
     session: OwnerName | None = None
 
 
+class FenceRequest(RequestBody):
+    """`epoch` must be the current one, so that whoever has taken over meanwhile is left alone."""
+
+    model_config = example(epoch=4)
+
+    epoch: Number
+
+
 class TransactionHeader(BaseModel):
     """A transaction, as every request returns it. `deadline_ms` is the deadline in force; only an open transaction has
     one."""

@@ -41,6 +41,7 @@ def lived(client: metatxn.Client) -> Life:
     epoch = client.connect_key("loader").epoch
     fenced = begun(client, key="loader", epoch=epoch)
     client.connect_key("loader")
+    client.connect_key(HOSTILE.replace("&", "+"))
     hostile = begun(client, topic=HOSTILE.replace("/", "_"), properties={HOSTILE: HOSTILE, "rtl": RIGHT_TO_LEFT})
     hostile.abort(HOSTILE)
     for each in (open_, prepared, fenced):

@@ -57,14 +57,26 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
                 held.leave_open()
                 left.append(held.id)
     _consumed(client, "orders", "billing")
+    _held(client, "nightly-load")
     return {
         "overview": "/",
         "topic": "/topics/orders",
         "subscription": "/topics/orders/subscriptions/billing",
         "messages": _around_the_horizon(client, "orders"),
         "transaction": f"/transactions/{last}",
+        "key": "/keys/nightly-load",
         "hanging": "/hanging",
     }
+
+
+def _held(client: metatxn.Client, key: str) -> None:
+    """A key that was taken over from twice while it had something open."""
+    for version in range(3):
+        epoch = client.connect_key(key).epoch
+        for number in range(3):
+            with client.transaction(key=key, epoch=epoch, version=10 * version + number):
+                pass
+        client.begin(timeout_ms=3_600_000, key=key, epoch=epoch, version=10 * version + 9).leave_open()
 
 
 def _consumed(client: metatxn.Client, topic: str, subscription: str) -> None:

@@ -159,7 +159,7 @@ def test_one_that_cannot_be_aborted_keeps_no_other_from_it(
 
 
 def filled(path: str, txn_id: str) -> str:
-    return path.format(txn_id=txn_id, topic="orders", subscription="billing")
+    return path.format(txn_id=txn_id, topic="orders", subscription="billing", key="loader")
 
 
 @pytest.mark.parametrize("path", CHANGES)
@@ -172,12 +172,7 @@ def test_no_change_is_made_for_another_site(
     good = sender.form_token
     for form_token in ("", "0" * 64, good[:-1]):
         sender.form_token = form_token
-        answer = sender.post(
-            path.format(txn_id=txn_id, topic="orders", subscription="billing"),
-            txn=txn_id,
-            complete="yes",
-            name="orders",
-        )
+        answer = sender.post(filled(path, txn_id), txn=txn_id, complete="yes", name="orders")
         assert answer.status_code == 403 and "Nothing was changed" in answer.text
     assert header_of(client, txn_id).state == "OPEN" and len(cluster.recorded) == before
     assert client.topic("orders") == layout
@@ -190,12 +185,7 @@ def test_a_console_that_is_read_only_changes_nothing(
     txn_id, layout = left_open(client), client.topic("orders")
     cluster.site.read_only = True
     try:
-        answer = sender.post(
-            path.format(txn_id=txn_id, topic="orders", subscription="billing"),
-            txn=txn_id,
-            complete="yes",
-            name="orders",
-        )
+        answer = sender.post(filled(path, txn_id), txn=txn_id, complete="yes", name="orders")
         shown = sender.get(f"/transactions/{txn_id}").text + sender.get("/hanging").text
     finally:
         cluster.site.read_only = False

@@ -24,7 +24,7 @@ EVERY_PAGE = (
     *("/transactions/{open}", "/transactions/{hostile}", "/hanging", "/hanging?age=1d"),
     *("/topics", "/topics?text=nothing", "/topics/orders", "/topics/nothing", "/topics/orders/messages?show=all"),
     *("/topics/orders/subscriptions", "/topics/orders/subscriptions/billing", "/topics/orders/subscriptions/nothing"),
-    "/topics/orders/subscriptions/billing/seek?to=earliest",
+    *("/topics/orders/subscriptions/billing/seek?to=earliest", "/keys", "/keys?owner=none", "/keys/loader"),
 )
 
 

@@ -309,6 +309,7 @@ async def test_bad_keys_are_named(http: httpx.AsyncClient, key: str) -> None:
         await http.post(f"/v1/transaction-keys/{key}/connect", json={"epoch": -1}),
         await http.get(f"/admin/v2/transactions/transaction-keys/{key}"),
         await http.delete(f"/admin/v2/transactions/transaction-keys/{key}"),
+        await http.post(f"/admin/v2/transactions/transaction-keys/{key}/fence", json={"epoch": 0}),
     ):
         assert problem(response, ErrorCode.INVALID_ARGUMENT)["field"] == "key"
 
@@ -437,6 +438,7 @@ async def test_openapi_shows_every_endpoint_with_its_errors(http: httpx.AsyncCli
         "POST /v1/transaction-keys/{key}/connect",
         "GET /admin/v2/transactions/transaction-keys",
         *(f"{method} /admin/v2/transactions/transaction-keys/{{key}}" for method in ("GET", "DELETE")),
+        "POST /admin/v2/transactions/transaction-keys/{key}/fence",
         *("GET /healthz", "GET /readyz", "GET /metrics", "GET /v1/cluster", "GET /v1/status"),
         *("GET /v1/access", "GET /v1/throughput"),
         *(f"{method} /v1/quotas/{of}" for of in ("default", "principals/{principal}") for method in ("GET", "PATCH")),

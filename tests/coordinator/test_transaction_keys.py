@@ -353,6 +353,33 @@ async def test_a_deleted_key_remembers_who_was_fenced(keys: TransactionKeys) -> 
     await refusal(connect(keys, session="run-1"), ErrorCode.NOT_ALLOWED)
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+async def test_a_holder_that_is_fenced_ends_and_the_next_one_goes_on(
+    transactions: Transactions, keys: TransactionKeys, prepared: bool
+) -> None:
+    """Also its session, which can never connect again; and only at the epoch that was meant."""
+    await connect(keys, session="a")
+    txn = await opened(transactions)
+    if prepared:
+        await transactions.prepare(id_of(txn))
+    await refusal(keys.fence(KEY, 1), ErrorCode.NOT_ALLOWED)
+    assert (await keys.get(KEY)).epoch == 0
+    done = await keys.fence(KEY, 0)
+    named = done.prepared_txn_id if prepared else done.aborted_txn_id
+    assert (done.epoch, named) == (1, txn.txn_id)
+    await refusal(begin(transactions, epoch=0), ErrorCode.NOT_ALLOWED)
+    await refusal(connect(keys, session="a"), ErrorCode.NOT_ALLOWED)
+    await refusal(keys.fence(KEY, 0), ErrorCode.NOT_ALLOWED)
+    assert (await connect(keys, session="b")).epoch == 2
+
+
+async def test_a_key_that_is_not_in_use_has_nobody_to_fence(keys: TransactionKeys) -> None:
+    await refusal(keys.fence(KEY, 0), ErrorCode.NOT_FOUND)
+    await connect(keys)
+    await keys.delete(KEY)
+    await refusal(keys.fence(KEY, 0), ErrorCode.NOT_FOUND)
+
+
 async def test_deleting_a_key_that_was_never_used_is_not_found(keys: TransactionKeys) -> None:
     await refusal(keys.delete(KEY), ErrorCode.NOT_FOUND)
 

@@ -258,14 +258,18 @@ def test_quotas(ask: Callable[..., Any], cli: Run) -> None:
         assert expected in error_line(cli("quota", *arguments))
 
 
-def test_keys(ask: Callable[..., Any], client: metatxn.Client) -> None:
+def test_keys(ask: Callable[..., Any], cli: Run, client: metatxn.Client) -> None:
     key = f"key-{uuid.uuid4().hex[:12]}"
     epoch = client.connect_key(key).epoch
     txn_id = ask("txn", "begin", *PATIENT, "--key", key, "--epoch", str(epoch), "--version", "3")["txn_id"]
     assert ask("key", "get", key)["txn_id"] == txn_id
     assert key in {found["key"] for found in ask("key", "list")}
+    assert ask("key", "fence", key) == {"epoch": epoch + 1, "aborted_txn_id": txn_id}
+    assert ask("txn", "show", txn_id)["expired_by"] == "fencing"
+    (now, before) = ask("key", "history", key)
+    assert (now["epoch"], now["begun"], before["epoch"], before["fenced"]) == (epoch + 1, 0, epoch, [txn_id])
+    assert f"epoch {epoch}" in error_line(cli("key", "fence", key, "--epoch", str(epoch)))
     assert ask("key", "delete", key) == {"deleted": key}
-    assert ask("txn", "show", txn_id)["state"] == "ABORTED"
 
 
 def test_tables_are_plain_columns(cli: Run, topic: str) -> None:

@@ -145,11 +145,13 @@ async def test_changes_of_topics_and_subscriptions(cast: Cast, lines: Lines) -> 
 async def test_keys_and_what_the_gate_refuses(cast: Cast, lines: Lines) -> None:
     key = "/admin/v2/transactions/transaction-keys/k"
     await cast.bob.coordinator.post("/v1/transaction-keys/k/connect", json={"epoch": -1})
+    await cast.ada.coordinator.post(f"{key}/fence", params={"owner": "bob"}, json={"epoch": 0})
     await cast.bob.coordinator.delete(key, params={"owner": "bob", "token": "secret"})
     await cast.ada.coordinator.delete(key, params={"owner": "bob"})
     mine = {"key": "k", "owner": "bob"}
     assert told(lines) == [
         ("bob", "transaction_key.connect", {"key": "k"}, "allowed"),
+        ("ada", "transaction_key.fence", mine, "allowed"),
         ("bob", "transaction_key.delete", mine, "refused"),
         ("ada", "transaction_key.delete", mine, "allowed"),
     ]

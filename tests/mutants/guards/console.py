@@ -12,6 +12,16 @@ _SEEKING = "tests/participants/subscription/test_seek.py"
 
 CONSOLE = (
     Mutant(
+        "fence-whoever-holds-it",
+        "a holder is fenced only at the epoch that was on the page",
+        "coordinator/transaction_keys.py",
+        "return await self.connect(key, ConnectRequest(epoch=epoch, owner=owner))",
+        "return await self.connect(key, ConnectRequest(epoch=-1, owner=owner))",
+        tests=(
+            "tests/coordinator/test_transaction_keys.py::test_a_holder_that_is_fenced_ends_and_the_next_one_goes_on",
+        ),
+    ),
+    Mutant(
         "preview-forgets-what-is-acknowledged",
         "a preview counts as delivered again what is acknowledged, and nothing else",
         "participants/subscription/dispatch.py",
