@@ -80,11 +80,13 @@ def _held(client: metatxn.Client, key: str) -> None:
 
 
 def _consumed(client: metatxn.Client, topic: str, subscription: str) -> None:
-    """Three consumers have messages, some of them acknowledged in two transactions. They stay connected."""
+    """Three consumers have messages, some of them again, and some acknowledged in two transactions. They stay
+    connected."""
     for number in range(3):
         consumer = client.consumer(topic, subscription, name=f"{subscription}-{number + 1}")
         held = consumer.receive_many(60)
         consumer.negative_acknowledge(held[40:])
+        consumer.receive_many(10)
         if number < 2:
             txn = client.begin(timeout_ms=3_600_000, properties={"job": subscription})
             consumer.acknowledge(held[: 30 - 10 * number], txn)
