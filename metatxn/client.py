@@ -365,19 +365,21 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         self,
         topic: str,
         subscription: str,
-        to: SeekTarget,
+        to: SeekTarget | None = None,
         *,
+        revision: int | None = None,
         force: bool = False,
     ) -> SeekAnswer:
         """Move a subscription, on all segments at once: everything before the new place is acknowledged, and everything
         after it is delivered, again or for the first time. `to` is an end of the topic, a time with a time zone, or for
-        every segment the position of the first entry to be delivered.
+        every segment the position of the first entry to be delivered. With `revision` instead, everything is delivered
+        that a snapshot at this revision of the store does not show, and nothing of a transaction that it shows.
 
         Messages that consumers have received before stay with them, but they can no longer acknowledge them inside a
         transaction. Raises `NotFound`, and `TransactionConflict` if open transactions have acknowledged messages; with
         `force`, which requires the right `admin`, these are aborted.
         """
-        call = seek_call(topic, subscription, to, force=force)
+        call = seek_call(topic, subscription, to, revision, force=force)
         return parsed(SeekAnswer, await self._connection.home_of(topic, call))
 
     async def preview_seek(self, topic: str, subscription: str, to: SeekTarget) -> SeekPreview:

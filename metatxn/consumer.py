@@ -42,13 +42,23 @@ SeekTarget = Literal["earliest", "latest"] | datetime | Mapping[str, str]
 the first entry to be delivered."""
 
 
-def seek_call(topic: str, subscription: str, to: SeekTarget, *, force: bool = False, preview: bool = False) -> Call:
-    body: dict[str, Any] = {"force": force or None}
+def seek_call(
+    topic: str,
+    subscription: str,
+    to: SeekTarget | None,
+    revision: int | None = None,
+    *,
+    force: bool = False,
+    preview: bool = False,
+) -> Call:
+    if (to is None) == (revision is None):
+        raise InvalidArgument("give either `to` or `revision`", field="to")
+    body: dict[str, Any] = {"revision": revision, "force": force or None}
     if isinstance(to, datetime):
         body["at_ms"] = milliseconds("to", to)
     elif isinstance(to, str):
         body["to"] = to
-    else:
+    elif to is not None:
         body["positions"] = dict(to)
     return post(subscription_path(topic, subscription, "seek", *(["preview"] if preview else [])), body)
 
@@ -291,10 +301,13 @@ class AsyncConsumer:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    async def seek(self, to: SeekTarget, *, force: bool = False) -> SeekAnswer:
+    async def seek(
+        self, to: SeekTarget | None = None, *, revision: int | None = None, force: bool = False
+    ) -> SeekAnswer:
         """Move the subscription, for all of its consumers, as `AsyncClient.seek` does. What was fetched here and not
         returned to the caller yet is forgotten, and comes again if it is behind the new place."""
-        answer = await self._connection.home_of(self.topic, seek_call(self.topic, self.subscription, to, force=force))
+        call = seek_call(self.topic, self.subscription, to, revision, force=force)
+        answer = await self._connection.home_of(self.topic, call)
         self._received.clear()
         self._held.clear()
         return parsed(SeekAnswer, answer)

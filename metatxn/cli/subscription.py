@@ -143,6 +143,12 @@ def seek(
             help="Instead of --to, once for every segment: the first entry to be delivered.",
         ),
     ] = None,
+    revision: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Instead of --to: behind what a snapshot at this revision shows.", show_default=False
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Abort open transactions that have acknowledged messages.")
     ] = False,
@@ -152,13 +158,16 @@ def seek(
 ) -> None:
     """Move a subscription, on all segments at once. Everything before the new place is acknowledged, and everything
     after it is delivered, again or for the first time."""
-    if (to is None) == (positions is None):
-        raise CliError("give either --to or --position. Use --to for a time or an end of the topic.")
+    if [to, positions, revision].count(None) != 2:
+        raise CliError("give one of --to, --position and --revision. Use --to for a time or an end of the topic.")
+    target = seek_target(to, positions or []) if revision is None else None
     with session.connect() as client:
         if preview:
-            show_preview(session, client.preview_seek(topic, subscription, seek_target(to, positions or [])))
+            if target is None:
+                raise CliError("--preview tells nothing of a --revision. Use --to or --position, or leave it out.")
+            show_preview(session, client.preview_seek(topic, subscription, target))
             return
-        moved = client.seek(topic, subscription, seek_target(to, positions or []), force=force)
+        moved = client.seek(topic, subscription, target, revision=revision, force=force)
         if moved.aborted and not session.json:
             print(f"aborted {', '.join(moved.aborted)}")
         show_subscription(session, moved)

@@ -28,6 +28,8 @@ PAYLOAD_MEDIA_TYPES = {
 
 NEXT_HEADER = "Metatxn-Next"
 """The place at which the next read continues: pass it as `after`."""
+MAX_REVISION = 2**53 - 1
+"""Every JSON reader reads it exactly."""
 REVISION_HEADER = "Metatxn-Revision"
 """The store revision of a snapshot read."""
 END_HEADER = "Metatxn-End"
@@ -236,6 +238,18 @@ class PositionAnswer(BaseModel):
 
     position: str
     after: str
+
+
+class CutAnswer(BaseModel):
+    """`runs` are entries that follow each other, from the first position of each up to the second one, with whether
+    their transactions were decided at or before the revision; null says that they are outside of transactions. The next
+    answer begins after `next`; `end` tells that nothing after it was decided by then."""
+
+    model_config = example(runs=[["7:0", "7:11", True], ["7:12", "7:12", None]], next="7:12", end=True)
+
+    runs: list[tuple[str, str, bool | None]]
+    next: str
+    end: bool
 
 
 class SegmentDetail(BaseModel):
@@ -764,11 +778,19 @@ class SeekPlace(RequestBody):
 
 
 class SeekRequest(SeekPlace):
-    """As `SeekPlace`. `force` aborts open transactions that have acknowledged messages."""
+    """As `SeekPlace`, or a `revision` of the store: what a snapshot there shows has passed. `force` aborts open
+    transactions that have acknowledged messages."""
 
     model_config = example(at_ms=1_700_000_000_000, force=False)
 
+    revision: Annotated[int, Field(ge=0, le=MAX_REVISION)] | None = None
     force: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if [self.to, self.at_ms, self.positions, self.revision].count(None) != 3:
+            raise ValueError("give exactly one of `to`, `at_ms`, `positions` and `revision`")
+        return self
 
 
 SEEK_PREVIEW_SEGMENT = {"segment": _SEGMENT, "position": "7:0", "messages": 12, "again": 9, "skipped": 0}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -30,12 +30,14 @@ from metatxn.wire.broker import (
     END_HEADER,
     FRAMES_MEDIA_TYPE,
     MAX_NAME,
+    MAX_REVISION,
     MAX_TIME_MS,
     MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
     REVISION_HEADER,
     AppendedPart,
     CreateTopicRequest,
+    CutAnswer,
     Isolation,
     Message,
     OpenTransaction,
@@ -69,6 +71,7 @@ from participants.api.queries import (
     StartQuery,
     TokenQuery,
     WaitQuery,
+    parsed_by,
 )
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.schema_routes import add_schema_routes
@@ -233,6 +236,24 @@ def _position_route(api: APIRouter, broker: Broker) -> None:
         """Find the first entry that was published at a time or later."""
         found = await (await broker.segment(segment)).reader.position_at(at_ms)
         return PositionAnswer(position=str(found), after=str(found.before))
+
+    @api.get(
+        "/v1/segments/{segment}/cut",
+        tags=["segments"],
+        responses=problems(307, 404, 410, 422, 503),
+        dependencies=[on_segment("consume")],
+    )
+    async def get_cut(
+        segment: PathText,
+        revision: Annotated[int, Query(ge=0, le=MAX_REVISION, description="A revision of the store.")],
+        after: Annotated[Any, parsed_by(Position.parse), Query(description="A position, exclusive")] = None,
+    ) -> CutAnswer:
+        """Tell of the next entries which are of transactions that were decided at a revision. Other brokers ask this to
+        move a subscription there."""
+        found = await broker.segment(segment)
+        page = await found.reader.read_cut(after or found.ledgers.start, revision)
+        runs = [(str(run.first), str(run.last), run.decided) for run in page.runs]
+        return CutAnswer(runs=runs, next=str(page.next), end=page.end)
 
 
 def _append_route(api: APIRouter, broker: Broker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -115,9 +116,9 @@ def _add_definition_routes(api: APIRouter, broker: Broker, subscriptions: Subscr
 def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
     @api.post(
         "/seek",
-        responses=problems(ErrorCode.NOT_FOUND, ErrorCode.TXN_CONFLICT, 307, 422, 503, 504),
+        responses=problems(ErrorCode.NOT_FOUND, ErrorCode.TXN_CONFLICT, ErrorCode.POSITION_TRIMMED, 307, 422, 503, 504),
     )
-    @audited("subscription.seek", body=("to", "at_ms", "positions", "force"))
+    @audited("subscription.seek", body=("to", "at_ms", "positions", "revision", "force"))
     async def seek_subscription(
         topic: TopicPath, subscription: NamePath, request: SeekRequest, caller: Caller, shown: Shown
     ) -> SeekAnswer:
@@ -125,9 +126,8 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         after it is delivered, again or for the first time."""
         if request.force:
             caller.require("admin", topic)
-        moved, aborted = await subscriptions.seek(
-            topic, subscription, _target(request), force=request.force, authorization=shown
-        )
+        target = replace(_target(request), revision=request.revision)
+        moved, aborted = await subscriptions.seek(topic, subscription, target, force=request.force, authorization=shown)
         return SeekAnswer(**(await _info(moved, shown)).model_dump(), aborted=aborted)
 
     @api.post("/seek/preview", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503))

@@ -27,7 +27,7 @@ from metatxn.wire.names import ReadPlace
 from metatxn.wire.position import Position
 from metatxn.wire.problems import Problem, from_problem
 from participants.segment.dedup import AppendedBefore, KeyHashes, Remembered, unknown_hashes
-from participants.segment.reading import Page
+from participants.segment.reading import CutPage, Page, Run
 
 CONNECT_S = 5.0
 TIMEOUT_S = 30.0
@@ -151,6 +151,13 @@ class RemoteSegment:
             "GET", self._path("/position"), self._name, reads=True, params={"at_ms": at_ms}
         )
         return Position.parse(answer.json()["position"])
+
+    async def read_cut(self, after: Position, revision: Revision) -> CutPage:
+        """See `SegmentReader.read_cut`."""
+        params = {"revision": revision, "after": str(after)}
+        said = (await self.peer.request("GET", self._path("/cut"), self._name, reads=True, params=params)).json()
+        runs = [Run(Position.parse(first), Position.parse(last), decided) for first, last, decided in said["runs"]]
+        return CutPage(runs, Position.parse(said["next"]), said["end"])
 
     async def _request(
         self,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
@@ -37,6 +37,31 @@ class Page:
     next: Position
     end: bool
     revision: Revision | None = None
+
+
+class Run(NamedTuple):
+    """Entries that follow each other. `decided` tells whether their transactions were decided at or before a revision;
+    None says that they are outside of transactions."""
+
+    first: Position
+    last: Position
+    decided: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class CutPage:
+    """The next page begins after `next`. `end` tells that nothing after it was decided at or before the revision."""
+
+    runs: list[Run]
+    next: Position
+    end: bool
+
+
+class _AsOf(NamedTuple):
+    revision: Revision
+    frames: list[RawFrame]
+    decided: dict[TxnId, Decision | None]
+    end: Position
 
 
 class LeftOut(Exception):
@@ -77,6 +102,23 @@ class SegmentReader:
         Raises INVALID_ARGUMENT for a future revision, and for one so old that headers decided after it may already have
         been collected; and POSITION_TRIMMED for one before the last compaction (DESIGN §5.19).
         """
+        found = await self._read_as_of(after, max_bytes, revision)
+        hides = await self._judge(after, found.frames)
+        visible = [frame for frame in found.frames if _in_snapshot(frame, found.decided, hides)]
+        page = self._page(visible, found.frames, after, found.end)
+        page.revision = found.revision
+        return page
+
+    async def read_cut(self, after: Position, revision: Revision) -> CutPage:
+        """Which of the next entries are of transactions that were decided at or before `revision`, whatever the
+        decision was. Raises as `read_snapshot`."""
+        found = await self._read_as_of(after, READ_BYTES, revision)
+        page = self._page([], found.frames, after, found.end)
+        return CutPage(runs_of(found.frames, found.decided), page.next, page.end)
+
+    async def _read_as_of(self, after: Position, max_bytes: int, revision: Revision | None) -> _AsOf:
+        """The frames after a position, up to the last one that can be of a transaction that was decided at or before
+        `revision`, and what was decided of them by then. Raises as `read_snapshot`."""
         revision = await self._catch_up(revision)
         end = self._segment.buffer.last_durable
         found = await self._read(after, end, max_bytes)
@@ -84,25 +126,21 @@ class SegmentReader:
         if (horizon := await gc_horizon(self._segment.store)) > revision:
             raise errors.InvalidArgument(
                 f"revision: {revision} is too old, because decisions up to {horizon} have been collected",
-                action="Read again at a newer revision.",
+                action="Use a newer revision.",
                 field="revision",
             )
         if revision < self._segment.compacted_at:
             raise errors.PositionTrimmed(
                 f"segment {self._segment.id} was compacted at revision {self._segment.compacted_at}: what was replaced "
                 f"by then is not left for a snapshot at revision {revision}",
-                action="Read again at a newer revision.",
+                action="Use a newer revision.",
                 segment=self._segment.id,
                 first_position=str(self._segment.ledgers.start.next),
                 compacted_revision=self._segment.compacted_at,
             )
         await self._assert_owned(0)  # at the end of what was read, so nothing decided by then is after it
         self._segment.assert_serving()  # only the owner knows everything that must be hidden
-        hides = await self._judge(after, found)
-        visible = [frame for frame in found if _in_snapshot(frame, decided, hides)]
-        page = self._page(visible, found, after, end)
-        page.revision = revision
-        return page
+        return _AsOf(revision, found, decided, end)
 
     async def last_visible(self) -> Position | None:
         """The last entry that `read_committed` returns now, or None: not one of or after an open transaction, nor of an
@@ -290,6 +328,18 @@ class SegmentReader:
     def _page(self, visible: list[RawFrame], found: list[RawFrame], after: Position, end: Position) -> Page:
         reached = found[-1].position if found else max(after, end)
         return Page(visible, reached, end=not found or reached >= end)
+
+
+def runs_of(frames: Sequence[RawFrame], decided: Mapping[TxnId, Decision | None]) -> list[Run]:
+    """The runs of these entries, in their order."""
+    runs: list[Run] = []
+    for frame in frames:
+        known = None if frame.txn_id is None else decided[frame.txn_id] is not None
+        if runs and runs[-1].decided is known:
+            runs[-1] = runs[-1]._replace(last=frame.position)
+        else:
+            runs.append(Run(frame.position, frame.position, known))
+    return runs
 
 
 def _in_snapshot(frame: RawFrame, decided: dict[TxnId, Decision | None], hides: Callable[[RawFrame], bool]) -> bool:

@@ -84,7 +84,10 @@ class CursorStore:
             else:
                 spans = [Span(Place.parse(a), Place.parse(b)) for a, b in AckedBucket.decode(record.value).ranges]
                 buckets.append((Place.parse(record.key.rpartition("/")[2]), spans))
-        return Cursor(mark, buckets), counts, {record.key: record.version for record in found.records}
+        cursor = Cursor(mark, buckets)
+        for span in definition.acked_on(segment):
+            cursor.add(span)  # they are durable there, and go into the cursor's records with the next write
+        return cursor, counts, {record.key: record.version for record in found.records}
 
     @property
     def _changes(self) -> int:

@@ -21,7 +21,7 @@ from metastore.txn import paths
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import AtVersion, Record
 from metatxn.wire import errors
-from participants.subscription.places import START, Place
+from participants.subscription.places import START, Place, Span, Start
 
 SETTINGS = (
     *("type", "initial", "dead_letter_topic", "max_redeliveries"),
@@ -54,6 +54,11 @@ class Definition:
         `latest`, because no other subscription covers its messages."""
         start = (self.record.starts or {}).get(segment)
         return Place.parse(start) if start is not None else START
+
+    def acked_on(self, segment: str) -> list[Span]:
+        """What counts as acknowledged on a segment from the beginning of this incarnation on, after `start_on`."""
+        ranges = (self.record.acked or {}).get(segment, ())
+        return [Span(Place.parse(start), Place.parse(end)) for start, end in ranges]
 
     def missing(self) -> errors.MetatxnError:
         return _not_found(self.topic, self.name)
@@ -129,7 +134,7 @@ class Definitions:
         name: str,
         wanted: SubscriptionRecord,
         stored_topic: Callable[[], Awaitable[Record]],
-        starts: Callable[[], Awaitable[Mapping[str, Place]]],
+        starts: Callable[[], Awaitable[Mapping[str, Start]]],
     ) -> Definition:
         """Create the subscription that `wanted` describes, or find the existing one if it is the same.
 
@@ -145,13 +150,8 @@ class Definitions:
             if known is not None and before is not None and not before.deleted:
                 _check_same(topic, name, before, wanted)
                 return _definition(topic, known)
-            places = await starts() if wanted.initial == "latest" else {}
-            record = wanted.model_copy(
-                update={
-                    "incarnation": before.incarnation + 1 if before else 1,
-                    "starts": {segment: str(place) for segment, place in places.items()} or None,
-                }
-            )
+            found = await starts() if wanted.initial == "latest" else {}
+            record = _begun(wanted, before.incarnation + 1 if before else 1, found)
             batch = self._store.batch().replace(topic_record, topic_record.value)
             if known is not None:
                 batch.replace(known, record.encode())
@@ -168,7 +168,7 @@ class Definitions:
         topic: str,
         name: str,
         stored_topic: Callable[[], Awaitable[Record]],
-        starts: Callable[[], Awaitable[Mapping[str, Place]]],
+        starts: Callable[[], Awaitable[Mapping[str, Start]]],
     ) -> Definition:
         """Begin again at `starts`, on every segment at once: everything before is acknowledged, and nothing after.
 
@@ -184,10 +184,7 @@ class Definitions:
             found = _definition(topic, known)
             if found.record.deleted:
                 raise found.missing()
-            places = {segment: str(place) for segment, place in (await starts()).items()}
-            record = found.record.model_copy(
-                update={"incarnation": found.record.incarnation + 1, "starts": places or None}
-            )
+            record = _begun(found.record, found.record.incarnation + 1, await starts())
             batch = self._store.batch().replace(topic_record, topic_record.value)
             try:
                 applied = await self._store.apply(batch.replace(known, record.encode()))
@@ -207,12 +204,23 @@ class Definitions:
             found = _definition(topic, known)
             if found.record.deleted:
                 return found
-            tombstone = found.record.model_copy(update={"deleted": True, "starts": None})
+            tombstone = found.record.model_copy(update={"deleted": True, "starts": None, "acked": None})
             try:
                 await self._store.apply(self._store.batch().replace(known, tombstone.encode()))
             except CheckFailed:
                 continue
             return found
+
+
+def _begun(wanted: SubscriptionRecord, incarnation: int, starts: Mapping[str, Start]) -> SubscriptionRecord:
+    """The record of an incarnation that begins there."""
+    places = {segment: str(start.place) for segment, start in starts.items()}
+    acked = {
+        segment: tuple((str(span.start), str(span.end)) for span in start.acked)
+        for segment, start in starts.items()
+        if start.acked
+    }
+    return wanted.model_copy(update={"incarnation": incarnation, "starts": places or None, "acked": acked or None})
 
 
 def _check_same(topic: str, name: str, known: SubscriptionRecord, wanted: SubscriptionRecord) -> None:

@@ -67,6 +67,13 @@ class Span(NamedTuple):
     end: Place
 
 
+class Start(NamedTuple):
+    """Where a subscription begins on a segment. What is in `acked`, all of it after `place`, counts as acknowledged."""
+
+    place: Place
+    acked: tuple[Span, ...] = ()
+
+
 def message_span(position: Position, index: int, size: int, last: int | None = None) -> Span:
     """The span of message `index` of an entry that has `size` messages, or of all from it up to `last`."""
     last = index if last is None else last

@@ -7,7 +7,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import Isolation
 from metatxn.wire.position import Position
 from participants.broker.peers import RemoteSegment
-from participants.segment.reading import Page
+from participants.segment.reading import CutPage, Page
 from participants.segment.segment import Segment
 
 BROWSE_BYTES = 1 << 20
@@ -31,6 +31,11 @@ async def end_of(segment: AnySegment, isolation: Isolation) -> Position:
 async def position_at(segment: AnySegment, at_ms: int) -> Position:
     """The position of the first entry that was published at `at_ms` or later, or of the next one to come."""
     return await (segment if isinstance(segment, RemoteSegment) else segment.reader).position_at(at_ms)
+
+
+async def read_cut(segment: AnySegment, after: Position, revision: Revision) -> CutPage:
+    """See `SegmentReader.read_cut`."""
+    return await (segment if isinstance(segment, RemoteSegment) else segment.reader).read_cut(after, revision)
 
 
 async def read_page(

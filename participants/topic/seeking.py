@@ -1,5 +1,6 @@
 """Moving a subscription to another place, on all segments of its topic at once.
 
+    where each segment begins (for a revision: `cut`)
     pending acknowledgements of open transactions? ─▶ refuse, or abort these transactions
     the places ─▶ one apply: the subscription becomes its next incarnation, which begins there (`Definitions.seek`)
 
@@ -26,12 +27,14 @@ from metastore.txn.operator_decisions import decide_for_operator
 from metastore.txn.records.operations import AckOp, decode_op
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords, read_transactions
+from metastore.types import Revision
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.subscription.definitions import Definition
-from participants.subscription.places import Place
+from participants.subscription.places import Place, Start
+from participants.topic.cut import cut_at
 from participants.topic.reading import AnySegment, end_of, position_at
 
 HOLDERS_NAMED = 100
@@ -40,18 +43,22 @@ HOLDERS_NAMED = 100
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a subscription goes: to an end of the topic, to a time, or to the first entry of each segment that is to be
-    delivered. Exactly one of them is given."""
+    """Where a subscription goes: to an end of the topic, to a time, to the first entry of each segment that is to be
+    delivered, or to a revision. Exactly one of them is given."""
 
     to: Literal["earliest", "latest"] | None = None
     at_ms: int | None = None
     positions: Mapping[str, Position] | None = None
+    revision: Revision | None = None
 
 
-async def places_of(target: Target, broker: Broker, topic: str, authorization: str | None) -> Mapping[str, Place]:
-    """By segment, the place where the subscription begins; a segment that is missing begins with its earliest entry.
+async def starts_of(
+    target: Target, broker: Broker, topic: str, authorization: str | None, cuts: dict[str, Start] | None = None
+) -> Mapping[str, Start]:
+    """By segment, where the subscription begins; a segment that is missing begins with its earliest entry.
 
-    Raises INVALID_ARGUMENT for positions that are not those of the topic, and STORE_UNAVAILABLE.
+    `cuts` has what was found before for the same revision, and takes what is found now: it does not change. Raises
+    INVALID_ARGUMENT for positions that are not those of the topic, and as `cut_at`; and STORE_UNAVAILABLE.
     """
     broker.forget_topic(topic)
     names = (await broker.topic(topic)).segments
@@ -68,17 +75,23 @@ async def places_of(target: Target, broker: Broker, topic: str, authorization: s
     if target.at_ms is not None:
         at_ms = target.at_ms
         found = await asyncio.gather(*(position_at(segment, at_ms) for segment in segments))
-        return {segment.id: Place.at(position) for segment, position in zip(segments, found, strict=True)}
+        return {segment.id: Start(Place.at(position)) for segment, position in zip(segments, found, strict=True)}
+    if target.revision is not None:
+        known = cuts if cuts is not None else {}
+        new = [segment for segment in segments if segment.id not in known]
+        cut = await asyncio.gather(*(cut_at(segment, target.revision) for segment in new))
+        known.update({segment.id: start for segment, start in zip(new, cut, strict=True)})
+        return {segment.id: known[segment.id] for segment in segments}
     ends = await asyncio.gather(*(end_of(segment, "read_committed") for segment in segments))
     places = {segment.id: Place.behind(end) for segment, end in zip(segments, ends, strict=True)}
     if target.positions is None:
-        return places
+        return {name: Start(place) for name, place in places.items()}
     for name, position in target.positions.items():
         if Place.at(position) > places[name]:
             raise errors.InvalidArgument(
                 f"positions: {position} of segment {name} is after everything that can be read", field="positions"
             )
-    return {name: Place.at(position) for name, position in target.positions.items()}
+    return {name: Start(Place.at(position)) for name, position in target.positions.items()}
 
 
 def _assert_same(positions: Mapping[str, Position], names: Sequence[str]) -> None:

@@ -28,13 +28,13 @@ from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.dispatch import Redelivered
 from participants.subscription.home import Home
-from participants.subscription.places import Place
+from participants.subscription.places import Start
 from participants.subscription.segment_subscription import acks_error
 from participants.subscription.segment_subscriptions import subscriptions_of
 from participants.subscription.share import AckRequest, LocalShare, TakeAnswer, TakeRequest
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.remote_share import RemoteShare
-from participants.topic.seeking import HOLDERS_NAMED, Target, abort, open_holders, places_of, refuse
+from participants.topic.seeking import HOLDERS_NAMED, Target, abort, open_holders, refuse, starts_of
 from participants.topic.shares import SubscriptionShares, ids_within, shares_of
 from participants.topic.subscription import Subscription, as_home, home_of
 from participants.txn.own_transactions import OwnTransactions
@@ -70,9 +70,9 @@ class Subscriptions:
         for feature in features_of(wanted):
             await require(self._broker.store, self._broker.version, feature)
 
-        async def ends() -> Mapping[str, Place]:
+        async def ends() -> Mapping[str, Start]:
             """After everything that readers can see. What becomes visible later belongs to the subscription."""
-            return await places_of(Target("latest"), self._broker, topic, authorization)
+            return await starts_of(Target("latest"), self._broker, topic, authorization)
 
         async def stored() -> Record:
             return (await self._broker.topics.get(topic)).record
@@ -117,14 +117,15 @@ class Subscriptions:
     ) -> tuple[Subscription, list[str]]:
         """Move the subscription (see `seeking`). Returns it with the ids of the transactions that `force` has aborted.
 
-        Raises TXN_CONFLICT if an open transaction has acknowledged messages, unless `force`; INVALID_ARGUMENT for wrong
-        positions; UPGRADE_PENDING, NOT_FOUND, NOT_OWNER and STORE_UNAVAILABLE. After an error that is not definite it
-        can be repeated.
+        Raises TXN_CONFLICT if an open transaction has acknowledged messages, unless `force`; INVALID_ARGUMENT and
+        POSITION_TRIMMED for a target that is not there; UPGRADE_PENDING, NOT_FOUND, NOT_OWNER and STORE_UNAVAILABLE.
+        After an error that is not definite it can be repeated.
         """
         await require(self._broker.store, self._broker.version, Feature.SEEK)
         home, broker = await home_of(self._broker, topic), self._broker
         known = await self._definitions.get(topic, name)
-        await places_of(target, broker, topic, authorization)  # a wrong request has no effect
+        cuts: dict[str, Start] = {}
+        await starts_of(target, broker, topic, authorization, cuts)  # a wrong request has no effect
         holders = await open_holders(broker.store, known, (await broker.topic(topic)).segments)
         if not force:
             refuse(known, holders)
@@ -134,7 +135,7 @@ class Subscriptions:
             return (await broker.topics.get(topic)).record
 
         moved = await self._definitions.seek(
-            topic, name, stored, lambda: places_of(target, broker, topic, authorization)
+            topic, name, stored, lambda: starts_of(target, broker, topic, authorization, cuts)
         )
         return self._serve(moved, home), aborted
 
@@ -144,10 +145,10 @@ class Subscriptions:
         """What `seek` would do now, by segment, and the ids of open transactions because of which it would be refused.
         Nothing changes. Raises as `seek`, except TXN_CONFLICT and UPGRADE_PENDING."""
         await home_of(self._broker, topic)
-        places = await places_of(target, self._broker, topic, authorization)
+        starts = await starts_of(target, self._broker, topic, authorization)
         shares = await self._shares(topic, name, authorization)
         shares.assert_complete()
-        wanted = {segment: place.position for segment, place in places.items()}
+        wanted = {segment: start.place.position for segment, start in starts.items()}
         parts = await asyncio.gather(*(share.preview(wanted) for share in shares.all))
         segments = (await self._broker.topic(topic)).segments
         holders = await open_holders(self._broker.store, shares.definition, segments)

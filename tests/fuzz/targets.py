@@ -308,7 +308,12 @@ SEGMENT_RECORD = segments.SegmentRecord(topic="t", range=(0, 0xFFFF), storage="s
 WRITE = operations.WriteOp(segment=SEGMENT, after="1:-1", count=1, writer="w", sequence=3)
 ACK = operations.AckOp(segment=SEGMENT, subscription="s", incarnation=1, position="1:2", batch_index=0, batch_size=2)
 SUBSCRIPTION = subscriptions.SubscriptionRecord(
-    incarnation=2, type="shared", initial="latest", created_ms=1, starts={SEGMENT: "1:2:0"}
+    incarnation=2,
+    type="shared",
+    initial="latest",
+    created_ms=1,
+    starts={SEGMENT: "1:2:0"},
+    acked={SEGMENT: (("1:3:0", "1:4:0"),)},
 )
 LOG_ENTRY = encode([Change("/a", b"1", first=True), Change("/b", None), Change("/c", b"")])
 TOPIC = topics.TopicRecord(name="t", segments=(SEGMENT,), next_segment=1, created_ms=2)

@@ -362,6 +362,8 @@ def damages() -> Iterator[Damage]:
     yield Damage("subscription undecodable", {SUBSCRIPTION: b"7"}, SUBSCRIPTION, "cannot be read")
     yield Damage("subscription of no incarnation", subscription(incarnation=0), SUBSCRIPTION, "begin with 1")
     yield Damage("subscription from nowhere", subscription(starts={SEGMENT: "1:1"}), SUBSCRIPTION, "not a place")
+    passed = subscription(acked={SEGMENT: [["1:3:0", "1:2:0"]]})
+    yield Damage("subscription that has passed backwards", passed, SUBSCRIPTION, "not in order")
     lost = paths.subscription("public/default/none", "s")
     sane = subscription()[SUBSCRIPTION]
     yield Damage("subscription without topic", {lost: sane}, lost, "does not exist")

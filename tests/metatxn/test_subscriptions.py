@@ -183,6 +183,10 @@ def test_a_subscription_moves_under_its_consumers(client: metatxn.Client, new_to
         client.seek(topic, "s", datetime(2026, 11, 22))  # noqa: DTZ001
     with pytest.raises(metatxn.NotFound):
         client.seek(topic, "missing", "earliest")
+    with pytest.raises(metatxn.InvalidArgument, match="either"):
+        client.seek(topic, "s")
+    with pytest.raises(metatxn.InvalidArgument, match="either"):
+        client.seek(topic, "s", "earliest", revision=1)
 
 
 def test_a_transaction_whose_acknowledgement_failed_cannot_be_committed(

@@ -28,6 +28,8 @@ def subscription_law(record: Record, view: View) -> Problems:
     for segment, place in (found.starts or {}).items():
         if not PLACE.fullmatch(place):
             yield f"it begins on {segment} at {place!r}, which is not a place", RESTORE
+    for ranges in (found.acked or {}).values():
+        yield from _places_law([place for each in ranges for place in each])
 
 
 def cursor_law(record: Record, view: View) -> Problems:

@@ -12,8 +12,9 @@ class SubscriptionRecord(JsonRecord):
 
     Every ack operation and every write of a cursor checks it, so that no write for a dropped one can take effect. The
     record remains as a tombstone: if it is created again, the subscription has the next incarnation. `starts` is, by
-    segment, where a subscription that began with `latest` begins; on all other segments it begins with the earliest
-    entry.
+    segment, where a subscription begins that began with `latest` or was moved; on all other segments it begins with the
+    earliest entry. `acked` has, by segment, ranges after that place that count as acknowledged from the beginning, each
+    from `ledger:entry:index` up to, but not including, another place.
     """
 
     incarnation: int
@@ -28,6 +29,7 @@ class SubscriptionRecord(JsonRecord):
     isolation: Literal["read_uncommitted"] | None = None
     """Absent: `read_committed`."""
     starts: dict[str, str] | None = None
+    acked: dict[str, tuple[tuple[str, str], ...]] | None = None
     deleted: bool | None = None
 
 

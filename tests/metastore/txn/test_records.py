@@ -112,8 +112,16 @@ STORED: list[tuple[JsonRecord, str]] = [
         '{"rows":[{"producer":"p","runs":[[1,2,1,3,4,[[0,1]]],[3,1,1,4,0,null]]}]}',
     ),
     (
-        SubscriptionRecord(incarnation=1, type="shared", initial="latest", created_ms=2, starts={"s": "1:2:0"}),
-        '{"incarnation":1,"type":"shared","initial":"latest","created_ms":2,"starts":{"s":"1:2:0"}}',
+        SubscriptionRecord(
+            incarnation=1,
+            type="shared",
+            initial="latest",
+            created_ms=2,
+            starts={"s": "1:2:0"},
+            acked={"s": (("1:3:0", "1:4:0"),)},
+        ),
+        '{"incarnation":1,"type":"shared","initial":"latest","created_ms":2,"starts":{"s":"1:2:0"},'
+        '"acked":{"s":[["1:3:0","1:4:0"]]}}',
     ),
     (MarkDelete(before="1:2:0"), '{"before":"1:2:0"}'),
     (AckedBucket(ranges=(("1:2:0", "1:3:0"),)), '{"ranges":[["1:2:0","1:3:0"]]}'),

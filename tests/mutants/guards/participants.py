@@ -598,10 +598,43 @@ PARTICIPANTS = (
         "seek-keeps-the-incarnation",
         "5.10: what was acknowledged before a seek belongs to an earlier incarnation",
         "participants/subscription/definitions.py",
-        'update={"incarnation": found.record.incarnation + 1, "starts": places or None}',
-        'update={"incarnation": found.record.incarnation, "starts": places or None}',
+        "record = _begun(found.record, found.record.incarnation + 1, await starts())",
+        "record = _begun(found.record, found.record.incarnation, await starts())",
         tests=(
             "tests/participants/subscription/test_seek.py::test_everything_before_the_place_is_acknowledged_and_nothing_after",
+        ),
+    ),
+    Mutant(
+        "what-has-passed-is-forgotten-at-an-opening",
+        "5.10: what has passed behind the place of a seek counts as acknowledged after every opening",
+        "participants/subscription/cursor_store.py",
+        "            cursor.add(span)  # they are durable",
+        "            pass  # they are durable",
+        tests=(
+            "tests/participants/subscription/test_seek_to_revision.py"
+            "::test_what_is_passed_behind_an_open_transaction_stays_so_when_the_broker_dies",
+        ),
+    ),
+    Mutant(
+        "what-is-outside-passes-with-nothing-behind-it",
+        "5.10: an entry outside of transactions has passed only if one that has passed lies behind it",
+        "participants/topic/cut.py",
+        "            self._outside_since = True\n            return\n",
+        "            self._passed.add(Span(self._from, Place.behind(run.last)))\n            return\n",
+        tests=(
+            "tests/participants/subscription/test_seek_to_revision.py"
+            "::test_what_is_later_than_the_last_transaction_of_a_revision_is_delivered",
+        ),
+    ),
+    Mutant(
+        "cut-at-a-revision-that-was-collected",
+        "5.10, 7: below the horizon of collection nobody knows what was decided by a revision",
+        "participants/segment/reading.py",
+        "if (horizon := await gc_horizon(self._segment.store)) > revision:",
+        "if (horizon := await gc_horizon(self._segment.store)) > revision and max_bytes != READ_BYTES:",
+        tests=(
+            "tests/participants/subscription/test_seek_to_revision.py"
+            "::test_a_revision_that_is_not_kept_is_refused_and_changes_nothing",
         ),
     ),
     Mutant(

@@ -33,6 +33,7 @@ from participants.messages.payloads import encode_messages
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
 from participants.topic.messages import PublishOptions
+from participants.topic.seeking import Target
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.prefixes.harness import PLACES, TOPIC, Client, Story, carried_out, every_prefix
 from tests.participants.prefixes.lives import Life
@@ -377,6 +378,47 @@ class DeleteSubscription(Acknowledge):
         await client.once("delete", lambda: life.subscriptions.drop(TOPIC, "s"))
 
 
+class Seek(Acknowledge):
+    """To a revision at which a transaction was open that lies between others, away from what is acknowledged for good,
+    and in a transaction, which it aborts. What is acknowledged afterwards is so for good."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await subscribed(life, client)
+        for number in range(2):
+            for name in ("late", "early"):
+                await send(life, client, LOW, f"{name} {number}", await client.begin(name))
+        await client.end("early", commit=True)
+        client.answers["revision"] = await life.store.current_revision()
+        await client.end("late", commit=True)
+        await carried_out(life, client.txns.values())
+        await client.begin("open")
+        for txn in (None, "open"):
+            await acknowledge(life, client, txn)
+
+    async def act(self, life: Life, client: Client) -> None:
+        target = Target(revision=client.answers["revision"])
+        await client.once("seek", lambda: life.subscriptions.seek(TOPIC, "s", target, force=True))
+        client.answers["end open"] = "by the seek"
+        ids = await client.once("received", lambda: received(life))
+        await client.once(
+            "acknowledge", lambda: life.subscriptions.acknowledge(TOPIC, "s", AckRequest(ids, for_all=True))
+        )
+
+    async def end(self, life: Life, client: Client) -> None:
+        await super().end(life, client)
+        await carried_out(life, client.txns.values())
+        store = life.world.store.inner
+        record = await store.get(paths.subscription(TOPIC, "s"))
+        assert record is not None
+        current = paths.cursor(PARENT, "s", SubscriptionRecord.decode(record.value).incarnation)
+        cursors = (await store.scan(paths.cursors(PARENT, "s"))).records
+        assert cursors and all(each.key.startswith(current) for each in cursors), "of the last incarnation alone"
+        served = await life.subscriptions.at_home(TOPIC, "s")
+        assert [each.message.value for each in (await served.receive("other", 9, 0)).messages] == ["late 1"]
+        served.leave("other")
+
+
 class Recover(Publish):
     """A broker that starts dies: with transactions decided meanwhile, and ledgers that were full, empty, and torn."""
 
@@ -606,6 +648,7 @@ STORIES = (
     Acknowledge,
     Expire,
     GiveUp,
+    Seek,
     DeleteSubscription,
     Recover,
     Stop,

@@ -24,7 +24,7 @@ from metatxn.wire.names import MessageId
 from participants.subscription import dispatch
 from participants.subscription.definitions import Definitions
 from participants.subscription.home import Home
-from participants.subscription.places import Place
+from participants.subscription.places import Start
 from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.over_httpx import OverHttpx
 from tests.participants.broker.process import BrokerProcess
@@ -752,7 +752,7 @@ async def test_a_seek_whose_answer_was_lost_hides_no_subscription(spreading: Spr
     async def stored() -> Record:
         return (await topics.get(TOPIC)).record
 
-    async def start() -> Mapping[str, Place]:
+    async def start() -> Mapping[str, Start]:
         return {}
 
     async def values_in_the_end() -> list[int]:
@@ -779,3 +779,16 @@ async def test_a_time_is_found_at_every_broker(spreading: Spreading, world: Worl
     assert [sum(each[name] for each in told["segments"]) for name in ("messages", "again", "skipped")] == [20, 0, 20]
     await spreading.asked("POST", "/subscriptions/s/seek", {"at_ms": between_ms})
     assert await spreading.all_values() == list(range(20, 40))
+
+
+async def test_a_revision_is_one_cut_through_the_segments_of_every_broker(spreading: Spreading, world: World) -> None:
+    await spreading.subscribe()
+    first, second = await world.begin(), await world.begin()
+    for start in range(0, 40, 10):
+        await spreading.publish_keys(*range(start, start + 10), txn_id=(first, second)[start // 10 % 2])
+    revision = await world.commit(first)
+    await spreading.commit(second)
+    await spreading.asked("POST", "/subscriptions/s/seek", {"revision": revision})
+    assert await spreading.all_values() == [*range(10, 20), *range(30, 40)]
+    await spreading.asked("POST", "/subscriptions/s/seek", {"revision": revision - 1})
+    assert await spreading.all_values() == list(range(40))
