@@ -23,8 +23,8 @@ EVERY_PAGE = (
     *("/", "/sign-in", "/no-such-page", "/transactions", "/transactions?text=nothing", "/transactions?state=lost"),
     *("/transactions/{open}", "/transactions/{hostile}", "/hanging", "/hanging?age=1d"),
     *("/topics", "/topics?text=nothing", "/topics/orders", "/topics/nothing", "/topics/orders/messages?show=all"),
-    *("/topics/orders/subscriptions", "/topics/orders/subscriptions/billing", "/topics/orders/subscriptions/nothing"),
-    *("/topics/orders/subscriptions/billing/seek?to=earliest", "/keys", "/keys?owner=none", "/keys/loader"),
+    *("/topics/orders/subscriptions", "/topics/orders/subscriptions/billing"),
+    *("/topics/orders/subscriptions/billing/seek?to=earliest", "/keys", "/keys/loader"),
 )
 
 
