@@ -11,8 +11,14 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from metastore.check import StoreCheck
+from metastore.api import MetadataStore
+from metastore.check import StoreCheck, dump
 from metastore.errors import MetastoreError
+from metastore.txn import paths
+from metastore.txn.operator_decisions import decide_for_operator
+from metastore.txn.states import TxnState
+from metastore.txn.store import read_transaction
+from metatxn.wire.ids import TxnId
 from participants.backup import verifying
 from participants.backup.manifest import Manifest
 from participants.backup.place import BackupPlace
@@ -94,6 +100,7 @@ class Backups:
         place = self._new_place()
         async with await self._opened(place, process) as storage:
             await BackupRestorer(server.truth, [storage], self._place, self._later_ms).restore(self._last)
+        await self._abort_prepared(server.truth)
         async for finding in StoreCheck(server.truth).findings():
             history.broken.append(f"restored: {finding.key}: {finding.problem}")
         broker = SimulatedBroker(
@@ -102,6 +109,13 @@ class Backups:
         await process.spawn(broker.start())
         await self._read(workload, network, history, self._last.revision)
         self._world.kill(process, "it was read")
+
+    async def _abort_prepared(self, store: MetadataStore) -> None:
+        """In place of their external coordinator: a restore leaves them open, and readers behind them."""
+        async for record in dump(store, paths.PREPARED):
+            records = await read_transaction(store, TxnId.parse(record.key.removeprefix(paths.PREPARED)))
+            assert records is not None, "a prepared transaction has a header"
+            await decide_for_operator(store, records, TxnState.ABORTED, self._later_ms(), "the story is over")
 
     def _new_place(self) -> Device | Objects:
         """Of either kind, whatever the cluster had."""
