@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from metatxn.service.quotas.quotas import Quotas
 from participants.broker.broker import Broker
 
 
@@ -15,3 +16,6 @@ class ServingBroker(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def quotas(self) -> Quotas: ...

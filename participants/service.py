@@ -98,7 +98,7 @@ class BrokerService:
         add_process_metrics(self.metrics.registry, version("metatxn"))
         SubscriptionMetrics(self.metrics.registry, lambda: self.broker)
         self.broker: Broker | None = None
-        self._quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
+        self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
         self._running = AsyncExitStack()
         self._throughput = Throughput(self.metrics.traffic.counts, clock)
         self.app = self._create_app()
@@ -155,7 +155,7 @@ class BrokerService:
         self._memory = StoreMemory(self._storage, self._store, self._guard)
         await self._memory.start()
         await self.broker.start()
-        await self._running.enter_async_context(self._quotas.running())
+        await self._running.enter_async_context(self.quotas.running())
         await self._server.start()
         await self.broker.open_all()
         await self.broker.announcement.start()
@@ -182,7 +182,7 @@ class BrokerService:
             registry,
             self._exposure,
             requests,
-            quotas=self._quotas,
+            quotas=self.quotas,
         )
         add_operations(
             app,

@@ -11,6 +11,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
+from metatxn.service.quotas.quotas import Charge
 from metatxn.service.security.principal import ANYONE
 from metatxn.service.versions import require
 from metatxn_gateways.kafka import fetch, produce
@@ -49,6 +51,21 @@ from participants.broker.broker import Broker
 DEFAULT_PORT = 9092
 CORRELATION = struct.Struct(">i")
 _Call = Callable[[CallRequest, CallResponse], Awaitable[Any]]
+_MOVED: dict[int, list[str]] = {
+    KafkaRequest.PRODUCE: ["bytes_in_per_second"],
+    KafkaRequest.FETCH: ["bytes_out_per_second"],
+}
+_FREE = {KafkaRequest.HEARTBEAT, KafkaRequest.SASL_HANDSHAKE, KafkaRequest.SASL_AUTHENTICATE}
+"""No quota counts for these: a member of a group that shows no sign of life loses its partitions, and who asks to be
+known is no principal yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    session: SaslSession
+    turns: Turns = field(default_factory=Turns)
+    waiting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the request that waits for a quota."""
 
 
 class KafkaListener:
@@ -174,18 +191,18 @@ class KafkaListener:
             await broker.announcement.name_kafka(None)
 
     def _connect(self, link: FrameConnection | None = None) -> Callable[[memoryview], Awaitable[Reply | None]]:
-        return partial(self._answer, turns=Turns(), session=SaslSession(self._authenticator, self._clock, link))
+        return partial(self._answer, _Connection(SaslSession(self._authenticator, self._clock, link)))
 
-    async def _answer(self, received: memoryview, *, turns: Turns, session: SaslSession) -> Reply | None:
+    async def _answer(self, connection: _Connection, received: memoryview) -> Reply | None:
         cutter = Cutter(received)
         api_key, version, loop = cutter.number(2), cutter.number(2), asyncio.get_running_loop()
         began_s = loop.time()
-        answer = await self._answered(api_key, version, cutter, turns, session)
+        answer = await self._answered(api_key, version, cutter, connection, len(received))
         self._metrics.answered(api_key, loop.time() - began_s)
         return answer
 
     async def _answered(
-        self, api_key: int, version: int, cutter: Cutter, turns: Turns, session: SaslSession
+        self, api_key: int, version: int, cutter: Cutter, connection: _Connection, size: int
     ) -> Reply | None:
         correlation = cutter.number(4)
         head = CORRELATION.pack(correlation)
@@ -201,15 +218,31 @@ class KafkaListener:
             return [head, _versions(version, KafkaCode.NONE)]
         if flexible:
             head += b"\0"
+        session = connection.session
+        charge = await self._charge(api_key, connection, size)
         if api_key == KafkaRequest.PRODUCE:
-            return await self._produce.answer(version, cutter, head, turns, session.caller())
-        if api_key == KafkaRequest.FETCH:
-            return await self._fetch.answer(version, cutter, head, session.caller())
-        proof = session.calls.get(api_key)
-        caller = ANYONE if proof is not None else session.caller()
-        call, response = proof or self._calls[api_key], CallResponse(api_key, version)
-        request = read_call(api_key, version, cutter.rest, caller, session.address, client)
-        return [head, response.encoded(await call(request, response))]
+            answer = await self._produce.answer(version, cutter, head, connection.turns, session.caller())
+        elif api_key == KafkaRequest.FETCH:
+            answer = await self._fetch.answer(version, cutter, head, session.caller())
+        else:
+            proof = session.calls.get(api_key)
+            caller = ANYONE if proof is not None else session.caller()
+            call, response = proof or self._calls[api_key], CallResponse(api_key, version)
+            request = read_call(api_key, version, cutter.rest, caller, session.address, client)
+            answer = [head, response.encoded(await call(request, response))]
+        if charge is not None and answer is not None:
+            charge.answer(sum(map(len, answer)))
+        return answer
+
+    async def _charge(self, api_key: int, connection: _Connection, size: int) -> Charge | None:
+        """A request waits until the quota of its principal lets it pass. Those behind it on its connection wait with
+        it, so that they stay in order."""
+        quotas = self._service.quotas
+        if api_key in _FREE or not quotas.active:
+            return None
+        async with connection.waiting:
+            amounts = ("requests_per_second", *_MOVED.get(api_key, []))
+            return await quotas.begin_later(connection.session.caller().name, amounts, size)
 
 
 def _in_url(host: str) -> str:

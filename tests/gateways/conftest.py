@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from coordinator.transactions import Transactions
 from metatxn.service.exposure import Exposure
+from metatxn.service.quotas.quotas import Quotas
 from metatxn_gateways.kafka.service import KafkaListener
 from participants.broker.broker import Broker
 from tests.participants.broker.process import BrokerProcess
@@ -28,8 +29,11 @@ Record = tuple[int, bytes | None, bytes | None]
 class Serving:
     """What the listener needs of a broker's service."""
 
-    broker: Broker | None
+    broker: Broker
     url: str = "http://127.0.0.1:1"
+
+    def __post_init__(self) -> None:
+        self.quotas = Quotas(self.broker.store)
 
 
 class Clients:

@@ -166,6 +166,32 @@ def test_the_parts_add_up_to_the_quota() -> None:
         assert all(part == pytest.approx(max(parts)) for part in limited) or sum(use.rate for use in uses) < 100
 
 
+def test_requests_that_wait_get_what_the_quota_says(told: Callable[..., None]) -> None:
+    """As those of Kafka's clients do, several at a time, of any size."""
+
+    async def story(cluster: Cluster) -> None:
+        await cluster.quota(ADA, bytes_in_per_second=10_000)
+        await cluster.start(1)
+        passed = 0
+
+        async def publish(size: int) -> None:
+            nonlocal passed
+            while True:
+                await cluster.processes[0].begin_later(ADA, ["bytes_in_per_second"], size)
+                passed += size
+                await asyncio.sleep(0.001)
+
+        clients = [asyncio.create_task(publish(size)) for size in (1_000, 5_000, 30_000)]
+        await asyncio.sleep(SETTLED_S)
+        passed = 0
+        await asyncio.sleep(3 * MINUTE_S)
+        for each in clients:
+            each.cancel()
+        assert passed / (3 * MINUTE_S) == about(10_000)
+
+    told(story)
+
+
 # -- the whole cluster -----------------------------------------------------------------------------------------
 
 

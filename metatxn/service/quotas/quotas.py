@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -39,6 +39,8 @@ MAX_TOLD = 1_000
 """The principals in the record of a process: those that use most."""
 INTERVAL_S = 1.0
 SOON_S = 0.1
+LEAST_WAIT_S = 0.001
+"""A request that waits does not look again sooner."""
 _MESSAGES = re.compile(r"/v1/(?:topics/[^/]+/messages|segments/[^/]+/entries)")
 _RECEIVED = re.compile(r"/v1/topics/[^/]+/subscriptions/[^/]+/(?:receive|share/take)")
 _WORDS = {
@@ -62,6 +64,10 @@ class Charge:
     def body(self, size: int) -> None:
         if self._published is not None:
             self._published.take(size - self._declared)
+
+    def answer(self, size: int) -> None:
+        if self._read is not None:
+            self._read.take(size)
 
     def counting(self, send: Send) -> Send:
         """To be used in place of `send`."""
@@ -166,16 +172,36 @@ class Quotas:
         meters = self._meters_of(principal or NOBODY).by_name
         if not meters or self._peers.knows(_header(request, PEER_HEADER)):
             return None
+        charged = _of(meters, _moved(request))
+        if (missing := self._missing(charged)) is not None:
+            name, wait_s = missing
+            self._refused(name)
+            raise _used_up(principal, name, charged[name].limit, wait_s)
+        return _charge(charged, _declared(request))
+
+    async def begin_later(self, principal: str | None, amounts: Iterable[str], published: int) -> Charge | None:
+        """A request of a protocol in which it waits until it may pass; it uses these amounts. Counts as one refusal if
+        it has waited."""
+        names, has_waited = tuple(amounts), False
+        while True:
+            charged = _of(self._meters_of(principal or NOBODY).by_name, names)
+            missing = self._missing(charged)
+            if missing is None:
+                return _charge(charged, published) if charged else None
+            name, wait_s = missing
+            if not has_waited:
+                self._refused(name)
+            has_waited = True
+            await asyncio.sleep(max(wait_s, LEAST_WAIT_S))
+
+    def _missing(self, charged: Mapping[str, Meter]) -> tuple[str, float] | None:
+        """The first amount that is used up, and the seconds until it is not."""
         now = self._clock()
-        charged = {name: meter for name in _moved(request) if (meter := meters.get(name)) is not None}
         for name, meter in charged.items():
             if (wait_s := meter.wait_s(now)) > 0:
                 meter.limited = True
-                self._refused(name)
-                raise _used_up(principal, name, meter.limit, wait_s)
-        if "requests_per_second" in charged:
-            charged["requests_per_second"].take(1)
-        return Charge(charged.get("bytes_in_per_second"), charged.get("bytes_out_per_second"), _declared(request))
+                return name, wait_s
+        return None
 
     # -- the parts of this process -----------------------------------------------------------------------------
 
@@ -244,6 +270,16 @@ class Quotas:
         own = self._meters[principal].told() if principal in self._meters else PrincipalUse(rates={})
         told = [own, *(each[principal] for each in self._exchange.others() if principal in each)]
         return QuotaUse(**{name: sum(use.rates.get(name, 0.0) for use in told) for name in QUOTA_NAMES})
+
+
+def _of(meters: Mapping[str, Meter], amounts: Iterable[str]) -> dict[str, Meter]:
+    return {name: meter for name in amounts if (meter := meters.get(name)) is not None}
+
+
+def _charge(charged: Mapping[str, Meter], declared: int) -> Charge:
+    if "requests_per_second" in charged:
+        charged["requests_per_second"].take(1)
+    return Charge(charged.get("bytes_in_per_second"), charged.get("bytes_out_per_second"), declared)
 
 
 def count_refusals(registry: CollectorRegistry) -> Callable[[str], None]:

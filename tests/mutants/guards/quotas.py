@@ -82,4 +82,20 @@ QUOTAS = (
         "",
         tests=(f"{_TEST}::test_160_bytes_are_counted_as_they_move",),
     ),
+    Mutant(
+        "kafka-requests-pass-every-quota",
+        "a request of a client of Kafka's waits until the quota of its principal lets it pass",
+        "metatxn_gateways/kafka/service.py",
+        "        if api_key in _FREE or not quotas.active:\n",
+        "        if True:\n",
+        tests=("tests/gateways/test_kafka_quotas.py::test_every_request_but_signs_of_life_counts",),
+    ),
+    Mutant(
+        "kafka-answers-are-not-counted",
+        "what a client of Kafka's has fetched counts",
+        _QUOTAS,
+        "            self._read.take(size)\n",
+        "            pass\n",
+        tests=("tests/gateways/test_kafka_quotas.py::test_what_was_fetched_is_waited_for_afterwards",),
+    ),
 )

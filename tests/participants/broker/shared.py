@@ -11,6 +11,7 @@ from obstore.store import MemoryStore
 from metastore.api import Ephemeral
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord
+from metatxn.service.quotas.quotas import Quotas
 from participants.broker.broker import Broker
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.object_storage import ObjectStorage
@@ -34,6 +35,7 @@ class SharedBroker:
         self.bucket = bucket
         self.storage = storage
         self.store = FaultyStore(world.store.inner)
+        self.quotas = Quotas(self.store)
         metrics = BrokerMetrics()
         self.broker = Broker(
             self.store,
