@@ -31,7 +31,10 @@ from metatxn.console.pages import (
     topics,
     transactions,
 )
+from metatxn.console.pages.access import access
+from metatxn.console.pages.cluster import cluster, drain_broker, undrain_broker
 from metatxn.console.pages.producing import produce_message
+from metatxn.console.pages.store import store_records
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
 from metatxn.console.visit import MadeChange, SentForm, Visit
@@ -47,6 +50,9 @@ PAGES: dict[str, PageHandler] = {
     "/transactions": transactions.transactions,
     "/transactions/{txn_id}": transactions.transaction,
     "/hanging": hanging.hanging,
+    "/cluster": cluster,
+    "/cluster/store": store_records,
+    "/access": access,
     "/keys": keys.keys,
     "/keys/{key}": keys.one_key,
     "/topics": topics.topics,
@@ -69,6 +75,8 @@ CHANGES: dict[str, ChangeHandler] = {
     "/transactions/{txn_id}/commit": ending.commit_transaction,
     "/transactions/{txn_id}/abort": ending.abort_transaction,
     "/hanging/abort": ending.abort_chosen,
+    "/cluster/brokers/{broker_id}/drain": drain_broker,
+    "/cluster/brokers/{broker_id}/undrain": undrain_broker,
     "/keys/{key}/fence": keys.fence,
     "/topics": layout.create_topic,
     "/topics/{topic}/messages": produce_message,

@@ -28,6 +28,7 @@ INTERNAL_ERROR = 500
 NAVIGATION = (
     *(("/", "Overview"), ("/topics", "Topics"), ("/transactions", "Transactions")),
     *(("/hanging", "Hanging"), ("/keys", "Keys")),
+    *(("/cluster", "Cluster"), ("/access", "Access")),
 )
 FOR_ADMINISTRATORS = ("/hanging", "/keys")
 Values = Mapping[str, Any]

@@ -92,13 +92,16 @@ def test_many_that_hang_are_aborted_at_once(visitor: Visitor, cluster: ConsoleCl
     try:
         page = visitor.open("/hanging")
         for txn_id in chosen:
-            page.get_by_label(f"Choose {short_id(txn_id)}").check()
+            page.get_by_label(f"Choose {short_id(txn_id)}", exact=True).check()
         age = page.locator(f"#txn-{later} td.n").first
         before = age.inner_text()
         client.attach(later).commit()
         expect(page.locator(f"#txn-{later}")).to_have_count(0)
         expect(page.locator(f"#txn-{chosen[0]} td.n").first).not_to_have_text(before)
-        assert [page.get_by_label(f"Choose {short_id(txn_id)}").is_checked() for txn_id in chosen] == [True, True]
+        assert [page.get_by_label(f"Choose {short_id(txn_id)}", exact=True).is_checked() for txn_id in chosen] == [
+            True,
+            True,
+        ]
         page.get_by_label("Reason").fill("the job is gone")
         page.get_by_role("button", name="Abort the chosen ones").click()
         expect(page.get_by_text("2 transactions are aborted.")).to_be_visible()
@@ -159,7 +162,7 @@ def test_one_that_cannot_be_aborted_keeps_no_other_from_it(
 
 
 def filled(path: str, txn_id: str) -> str:
-    return path.format(txn_id=txn_id, topic="orders", subscription="billing", key="loader")
+    return path.format(txn_id=txn_id, topic="orders", subscription="billing", key="loader", broker_id="b1")
 
 
 @pytest.mark.parametrize("path", CHANGES)

@@ -1,0 +1,98 @@
+"""The services of a cluster: what each of them does, and how it is drained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+import metatxn
+from metatxn.console.pages.overview import asked_services
+from metatxn.console.visit import MadeChange, SentForm, Values, Visit
+from metatxn.health import AskedService, per_second
+from metatxn.wire.models import BrokerInfo, ServiceStatus, ThroughputAnswer
+
+PATH = "/console/cluster"
+MOST_SERVICES = 100
+LATELY_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """`broker` is what only administrators are told of a broker; `rates` are those of the last minute."""
+
+    asked: AskedService
+    rates: Mapping[str, float]
+    broker: BrokerInfo | None = None
+
+    @property
+    def status(self) -> ServiceStatus | None:
+        return self.asked.status
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """A word and its colour."""
+        if self.status is None:
+            return "does not answer", "bad"
+        if not self.status.ready:
+            return "not ready", "warn"
+        if self.broker is not None and self.broker.state != "serving":
+            return self.broker.state, "warn"
+        return ("draining", "warn") if self.status.draining else ("serving", "ok")
+
+
+async def cluster(visit: Visit) -> Response:
+    async def load() -> Values:
+        services = await asked_services(visit)
+        rows = await asyncio.gather(*(_row(visit, each) for each in services[:MOST_SERVICES]))
+        return {
+            "coordinators": [row for row in rows if row.asked.name == "coordinator"],
+            "brokers": [row for row in rows if row.asked.name == "broker"],
+            "more": max(0, len(services) - MOST_SERVICES),
+            "store": next((row.status.store for row in rows if row.status and row.status.store), None),
+            "may_drain": visit.access.admin and not visit.site.read_only,
+        }
+
+    return await visit.live_page("cluster.html", load)
+
+
+async def _row(visit: Visit, service: AskedService) -> ServiceRow:
+    if service.status is None:
+        return ServiceRow(service, {})
+    told, broker = await asyncio.gather(_throughput(visit, service), _broker(visit, service))
+    return ServiceRow(service, per_second(told, LATELY_MS) if told is not None and told.samples else {}, broker)
+
+
+async def _throughput(visit: Visit, service: AskedService) -> ThroughputAnswer | None:
+    try:
+        return await visit.client.throughput(service.process.url)
+    except metatxn.MetatxnError:
+        return None
+
+
+async def _broker(visit: Visit, service: AskedService) -> BrokerInfo | None:
+    if service.name != "broker" or not visit.access.admin:
+        return None
+    try:
+        return await visit.client.broker(service.process.id)
+    except metatxn.MetatxnError:
+        return None
+
+
+async def drain_broker(visit: Visit, form: SentForm) -> MadeChange:
+    broker_id = visit.part("broker_id")
+    if form.get("sure") != "yes":
+        raise metatxn.InvalidArgument("sure: confirm that the other brokers shall take its segments", field="sure")
+    with visit.recording("broker.drain", {"broker_id": broker_id}):
+        found = await visit.client.drain_broker(broker_id)
+    stays = "" if found.shared else " Its segments stay, because its files are local; new topics go to other brokers."
+    return MadeChange(f"Broker {broker_id} is {found.state}.{stays}", PATH)
+
+
+async def undrain_broker(visit: Visit, _: SentForm) -> MadeChange:
+    broker_id = visit.part("broker_id")
+    with visit.recording("broker.undrain", {"broker_id": broker_id}):
+        found = await visit.client.undrain_broker(broker_id)
+    return MadeChange(f"Broker {broker_id} is {found.state}.", PATH)

@@ -1,0 +1,100 @@
+"""Goal: the services of a cluster are shown with what they do, a broker is drained by whoever may, and the records of
+the store are read by administrators alone, page by page.
+
+Method: one visit in a browser to each page, and forms that are sent without one for what is refused.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+import metatxn
+from metastore.txn import paths
+from metatxn.console.pages import store
+from tests.console.browser import PHONE, Visitor, is_too_wide, violations
+from tests.console.cluster import ConsoleCluster
+from tests.console.conftest import Secured
+from tests.console.forms import Sender
+from tests.console.life import Life
+
+_KEY = re.compile(r"<summary><code>([^<]+)</code>")
+_NEXT = re.compile(r'href="/console([^"]+)">Next page')
+
+
+@pytest.fixture
+def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
+    with cluster.client() as client:
+        yield client
+
+
+def test_a_broker_is_shown_with_its_load_drained_and_undrained(
+    visitor: Visitor, cluster: ConsoleCluster, client: metatxn.Client, life: Life
+) -> None:
+    (broker,) = client.cluster().brokers
+    cluster.look()
+    page = visitor.open("/cluster")
+    row = page.get_by_role("region", name="Brokers").get_by_role("row").filter(has_text=broker.url)
+    expect(row).to_contain_text("serving")
+    expect(row).to_contain_text(str(client.broker(broker.id).segments))
+    expect(page.get_by_role("region", name="Coordinators").get_by_text(cluster.url, exact=True)).to_be_visible()
+    assert violations(page) == []
+    row.get_by_text("Drain it").click()
+    row.get_by_role("checkbox").check()
+    row.get_by_role("button", name="Drain").click()
+    expect(page.get_by_text(re.compile(f"Broker {broker.id} is drain"))).to_be_visible()
+    assert cluster.recorded[-1] == ("console.broker.drain", {"broker_id": broker.id}, 200)
+    assert client.broker(broker.id).state != "serving"
+    row.get_by_role("button", name="Undrain").click()
+    expect(page.get_by_text(f"Broker {broker.id} is serving.")).to_be_visible()
+    assert client.broker(broker.id).state == "serving"
+    page.set_viewport_size(PHONE)
+    assert not is_too_wide(page)
+
+
+def test_records_are_read_page_by_page(visitor: Visitor, cluster: ConsoleCluster, life: Life) -> None:
+    page = visitor.open("/cluster/store?prefix=/txn/")
+    page.locator("summary").first.click()
+    expect(page.locator("pre").first).to_contain_text('"state"')
+    assert violations(page) == []
+    page.set_viewport_size(PHONE)
+    assert not is_too_wide(page)
+    with Sender(cluster.url) as sender, cluster.client() as client:
+        path, seen = "/cluster/store", []
+        while path:
+            text = sender.get(path).text
+            found = [html.unescape(each) for each in _KEY.findall(text)]
+            assert len(found) <= store.PER_PAGE and len(text) < 200_000
+            seen += found
+            following = _NEXT.search(text)
+            path = html.unescape(following[1]) if following else ""
+        assert len(seen) > store.PER_PAGE and sorted(seen) == seen
+        assert {*seen} >= {record.key for record in client.stored_records("/topic/")}
+        assert "No record has such a key." in sender.get("/cluster/store?prefix=/nothing").text
+        assert sender.get("/cluster/store?prefix=txn").status_code == 422
+
+
+def test_every_prefix_of_the_store_is_named() -> None:
+    keys = [value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)]
+    below = tuple(prefix for prefix, _ in store.PREFIXES)
+    assert [key for key in keys if key.startswith("/") and not key.startswith(below)] == []
+    assert [prefix for prefix in below if not any(key.startswith(prefix) for key in keys)] in ([], ["/batch/"])
+
+
+def test_whoever_is_no_administrator_drains_nothing_and_reads_no_record(secured: Secured) -> None:
+    (broker,) = secured.cluster.client(secured.tokens["root"]).cluster().brokers
+    with Sender(secured.cluster.url, secured.tokens["ada"]) as ada:
+        shown = ada.get("/cluster")
+        assert shown.status_code == 200 and broker.url in shown.text
+        assert "Drain it" not in shown.text and "/cluster/store" not in shown.text
+        assert ada.get("/cluster/store").status_code == 403
+        for verb in ("drain", "undrain"):
+            assert ada.post(f"/cluster/brokers/{broker.id}/{verb}", sure="yes").status_code == 403
+    with Sender(secured.cluster.url, secured.tokens["root"]) as root:
+        assert "Drain it" in root.get("/cluster").text and root.get("/cluster/store").status_code == 200
+        assert root.post(f"/cluster/brokers/{broker.id}/drain").status_code == 422
+        assert root.post("/cluster/brokers/nobody/drain", sure="yes").status_code == 404
