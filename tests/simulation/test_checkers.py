@@ -488,6 +488,21 @@ def not_freed(history: History) -> None:
     history.not_freed.append("a ledger")
 
 
+def test_what_was_aborted_may_be_dropped_at_any_age() -> None:
+    history = true_story()
+    aborted = next(write for write in history.writes if write.txn_id in history.aborted)
+    assert aborted.segment is not None and aborted.position is not None
+    dropped(
+        segment=aborted.segment,
+        before=aborted.position,
+        first=(aborted.position[0], aborted.position[1] + 1),
+        revision=10**6,
+        kept_ms=10**9,
+        marks={},
+    )(history)
+    assert list(CHECKERS["never drops what the policy keeps"](history)) == []
+
+
 def test_what_the_policy_frees_may_be_dropped() -> None:
     for differs in {}, {"kept_ms": -1, "left_bytes": 100}, {"hard": True, "marks": {"s": (0, 0)}}:
         history = true_story()

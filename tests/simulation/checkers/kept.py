@@ -60,6 +60,8 @@ def _by_the_policy(history: History, dropped: Dropped, gone: Iterable[Write]) ->
         yield f"{dropped}, and the policy keeps {dropped.kept_bytes} bytes"
         return
     for write in gone:
+        if write.txn_id in history.aborted:  # it goes with its ledger, or before
+            continue
         age_s = dropped.at - write.begun + history.clocks_differ_s
         if age_s * 1000 < dropped.kept_ms:
             yield f"{dropped}, and {write} was at most {age_s:.3f} s old"
