@@ -32,19 +32,29 @@ class Content:
     properties: Mapping[str, str]
 
 
-def contents_of(frame: Frame) -> Sequence[Content]:
-    """All messages of an entry. One that cannot be taken apart is one message: its bytes."""
+def contents_of(frame: Frame, schema: pa.Schema | None = None) -> Sequence[Content]:
+    """All messages of an entry, in the types of the topic's columns. One that cannot be taken apart is one message: its
+    bytes."""
     if frame.size <= MOST_BYTES and frame.count <= MOST_ROWS:
         try:
-            return _rows(frame) if frame.kind is PayloadKind.ARROW else _messages(frame)
+            return _rows(frame) if frame.kind is PayloadKind.ARROW else _messages(frame, schema)
         except (ValueError, RecursionError, pa.ArrowException):
             pass
     return [Content(None, bytes(frame.payload), {})]
 
 
-def _messages(frame: Frame) -> Sequence[Content]:
+def _messages(frame: Frame, schema: pa.Schema | None) -> Sequence[Content]:
     keys, values, properties, _ = messages_of(frame)
+    values = values if schema is None else _typed(frame, values, schema)
     return [Content(*each[:2], each[2] or {}) for each in zip(keys, values, properties, strict=True)]
+
+
+def _typed(frame: Frame, values: Sequence[Any], schema: pa.Schema) -> Sequence[Any]:
+    """JSON has texts for decimals, dates and times, which are compared as what they are. What does not fit its column,
+    and what is no column, stays as it was written."""
+    rows = _rows_of(decode_with_nulls(frame, schema).table)
+    typed = ({name: each for name, each in row.items() if each is not None} for row in rows)
+    return [{**value, **row} if isinstance(value, dict) else value for value, row in zip(values, typed, strict=True)]
 
 
 def _rows(frame: Frame) -> Sequence[Content]:
@@ -52,12 +62,13 @@ def _rows(frame: Frame) -> Sequence[Content]:
         table = reader.read_all()
     if table.num_rows > MOST_ROWS or table.nbytes > MOST_TABLE_BYTES:
         raise ValueError("the table is larger than it looks")
+    return [Content(key, row, {}) for key, row in zip(keys_of(frame), _rows_of(table), strict=True)]
+
+
+def _rows_of(table: pa.Table) -> list[dict[str, Any]]:
     columns = [plain_values(column) for column in table.columns]
     rows = zip(*columns, strict=True) if columns else [()] * table.num_rows
-    keys = keys_of(frame)
-    return [
-        Content(key, dict(zip(table.column_names, row, strict=True)), {}) for key, row in zip(keys, rows, strict=True)
-    ]
+    return [dict(zip(table.column_names, row, strict=True)) for row in rows]
 
 
 def table_of(frame: Frame, indexes: Sequence[int], schema: pa.Schema | None) -> pa.Table:

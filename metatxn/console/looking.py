@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from metatxn.console.contents import Content, contents_of
 from metatxn.console.entries import SeenEntry, seen_entries
 from metatxn.console.values import ValueNode, tree_of
@@ -36,11 +38,12 @@ STATES = {"OPEN": "undecided", "ABORTED": "aborted", "COMMITTED": "void"}
 @dataclass(frozen=True, slots=True)
 class WantedMessages:
     """What is to be looked at: everything that is stored, or what readers see; with a key, and where an expression
-    holds."""
+    holds. `schema` has the columns of the topic."""
 
     everything: bool = False
     key: str | None = None
     where: Where | None = None
+    schema: pa.Schema | None = None
 
     @property
     def filtered(self) -> bool:
@@ -125,7 +128,7 @@ class _Looking:
 
     def _in_entry(self, entry: SeenEntry, skip: int) -> int | None:
         """The index of the message with which the next page begins, if it is in this entry."""
-        contents = contents_of(entry.frame)
+        contents = contents_of(entry.frame, self._wanted.schema)
         for index in range(skip, len(contents)):
             if self._looked_at >= MOST_LOOKED_AT:
                 return index

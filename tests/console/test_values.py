@@ -20,6 +20,7 @@ from metatxn.console.contents import Content, contents_of
 from metatxn.console.downloads import DOWNLOADS, download
 from metatxn.console.looking import FoundMessage
 from metatxn.console.values import DEEPEST, MOST_NODES, ValueNode, cell_text, tree_of
+from metatxn.console.where import parsed_where
 from metatxn.topics import wire_schema
 from metatxn.wire.broker import TopicInfo, TopicSchema
 from metatxn.wire.frames import Frame, PayloadKind
@@ -86,6 +87,16 @@ def test_what_is_no_little_work_is_not_taken_apart() -> None:
     for broken in (b"", b"[", b"[" * 100_000):
         frame = Frame(broken, PayloadKind.MESSAGES, 1, position=Position(1, 0), publish_ms=0)
         assert contents_of(frame) == [Content(None, broken, {})]
+
+
+def test_json_in_columns_is_of_their_types() -> None:
+    """A decimal that was written as a text is a number, and a time has one form, whoever has written it."""
+    fields: list[pa.Field[Any]] = [pa.field("price", pa.decimal128(9, 2)), pa.field("at", pa.timestamp("ms"))]
+    written = b'[{"value": {"price": "30.50", "at": "2026-03-02T09:04:00"}}, {"value": {"price": "?", "more": 1}}]'
+    frame = Frame(written, PayloadKind.MESSAGES, 2, position=Position(1, 0), publish_ms=0)
+    first, second = (each.value for each in contents_of(frame, pa.schema(fields)))
+    assert parsed_where('price > 9 and at < "2026-03-02 09:05"').matches(first)
+    assert second == {"price": "?", "more": 1}
 
 
 # -- downloads -----------------------------------------------------------------------------------------------------

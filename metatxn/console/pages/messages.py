@@ -18,6 +18,7 @@ from metatxn.console.looking import FoundMessage, LookedThrough, PageStart, Want
 from metatxn.console.values import cell_text
 from metatxn.console.visit import Values, Visit
 from metatxn.console.where import VALUE_COLUMN, parsed_where
+from metatxn.topics import arrow_schema
 from metatxn.wire.broker import SegmentDetail, TopicInfo
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.position import Position
@@ -111,7 +112,8 @@ async def _asked(visit: Visit) -> Asked:
         raise metatxn.InvalidArgument(f"show: {show!r} is not readable or all", field="show")
     key, where = visit.query("key"), visit.query("where")
     filters = {"segment": segment, "show": show, "key": key, "where": where}
-    wanted = WantedMessages(show == "all", key or None, parsed_where(where) if where else None)
+    schema = arrow_schema(topic.topic_schema)
+    wanted = WantedMessages(show == "all", key or None, parsed_where(where) if where else None, schema)
     given = {name: value for name, value in filters.items() if value}
     return Asked(topic, segments, segment, wanted, given, not any(map(visit.query, PLACES)))
 
