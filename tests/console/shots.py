@@ -9,9 +9,10 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlencode
 
+import pyarrow as pa
 from playwright.sync_api import Browser, Page
 
 import metatxn
@@ -21,6 +22,7 @@ from tests.console.browser import Visitor, running_browser
 from tests.console.cluster import ConsoleCluster, Loop
 
 SIZE = {"width": 1180, "height": 760}
+EXPRESSION = 'amount >= 30 and country = "DE"'
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
@@ -66,7 +68,23 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
         "transaction": f"/transactions/{last}",
         "key": "/keys/nightly-load",
         "hanging": "/hanging",
+        "table": _table(client),
+        "cluster": "/cluster",
+        "store": "/cluster/store?prefix=/txn/",
     }
+
+
+def _table(client: metatxn.Client) -> str:
+    """A topic with columns, of which some messages are looked for."""
+    columns: list[pa.Field[Any]] = [pa.field("order", pa.int64()), pa.field("amount", pa.decimal128(9, 2))]
+    columns += [pa.field("country", pa.string()), pa.field("paid_at", pa.timestamp("ms"))]
+    client.create_topic("payments", schema=pa.schema(columns))
+    countries = ("DE", "FR", "PL")
+    with client.producer("payments") as producer:
+        for number in range(400):
+            row = {"order": number, "amount": f"{number % 37}.50", "country": countries[number % 3]}
+            producer.send(row, key=str(number % 20), properties={"by": "shop"}).result()
+    return f"/topics/payments/messages?{urlencode({'where': EXPRESSION})}"
 
 
 def _held(client: metatxn.Client, key: str) -> None:
