@@ -59,6 +59,8 @@ def features_of(subscription: SubscriptionRecord) -> Iterator[Feature]:
         yield Feature.REDELIVERY_TIMES
     if subscription.isolation is not None:
         yield Feature.ISOLATION
+    if subscription.acked is not None:
+        yield Feature.SEEK
 
 
 class ClusterVersion:

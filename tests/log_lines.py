@@ -29,10 +29,15 @@ def checked(lines: list[Line]) -> list[Line]:
 
 @contextmanager
 def told() -> Iterator[list[Line]]:
-    """What is logged in this process meanwhile, once the block has ended."""
+    """What is logged in this process meanwhile, at all levels, once the block has ended."""
     lines: list[Line] = []
-    with structlog.testing.capture_logs() as captured:
-        yield lines
+    former = structlog.get_config()  # perhaps that of a command that another test has run in this process
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("info"))
+    try:
+        with structlog.testing.capture_logs() as captured:
+            yield lines
+    finally:
+        structlog.configure(**former)
     stamped = [{**line, "level": line["log_level"], "timestamp": "2026-03-02T09:04:00.1Z"} for line in captured]
     lines += checked([{name: line[name] for name in line if name != "log_level"} for line in stamped])
 

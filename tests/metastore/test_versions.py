@@ -327,6 +327,7 @@ OF_2: dict[str, tuple[str, bytes]] = {
     "ack timeout": (paths.subscription("t", "s"), subscription(ack_timeout_ms=1)),
     "redelivery delay": (paths.subscription("t", "s"), subscription(redelivery_delay_ms=1)),
     "isolation": (paths.subscription("t", "s"), subscription(isolation="read_uncommitted")),
+    "seek to a revision": (paths.subscription("t", "s"), subscription(acked={SEGMENT: (("1:0:0", "1:1:0"),)})),
     "policy": (paths.CLUSTER_POLICY, PolicyRecord(retention_ms=1).encode()),
     "group": (paths.group("g"), b'{"generation":0,"updated_ms":1}'),
     "committed offset": (paths.group_offset("g", SEGMENT), b'{"offset":1,"committed_ms":1}'),
@@ -418,7 +419,7 @@ NEEDS_2: dict[str, str] = {
     "PolicyRecord": " ".join(PolicyRecord.model_fields),
     "SchemaHistory": "version created_ms former forgotten",
     "SegmentRecord": "compaction removed_parents next_offset",
-    "SubscriptionRecord": "ack_timeout_ms redelivery_delay_ms max_redelivery_delay_ms isolation",
+    "SubscriptionRecord": "ack_timeout_ms redelivery_delay_ms max_redelivery_delay_ms isolation acked",
     "TopicRecord": "policy first_segment format schema_history",
     "TransactionKey": "last_txn_id ended_by_holder",
 }

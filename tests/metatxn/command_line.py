@@ -6,8 +6,13 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from typing import Any
 from unittest.mock import patch
+
+import structlog
 
 from metatxn.cli.main import run as run_command
 from tests.metatxn.dev_server import COMMAND
@@ -30,15 +35,22 @@ def run(*arguments: str, stdin: str = "", **environment: str) -> Done:
 
 def run_here(*arguments: str, stdin: str = "", **environment: str) -> Done:
     """For commands that end by themselves: what a process would print, and its exit code."""
-    output, errors = io.StringIO(), io.StringIO()
+    output, errors, logs = io.StringIO(), io.StringIO(), structlog.get_config()
     with (
+        patch.object(structlog, "configure", partial(_configure, structlog.configure)),
         patch.dict(os.environ, _environment(environment), clear=True),
         patch.object(sys, "stdin", io.StringIO(stdin)),
         redirect_stdout(output),
         redirect_stderr(errors),
     ):
         code = run_command(arguments)
+    structlog.configure(**logs)
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def _configure(configure: Callable[..., None], **given: Any) -> None:
+    """No logger keeps what a command has set."""
+    configure(**given | {"cache_logger_on_first_use": False})
 
 
 def error_line(done: Done) -> str:
