@@ -98,14 +98,13 @@ async def test_snapshot_and_subscription_have_every_transaction_once(
         while open_ones:
             txn_id, values = open_ones.popitem()
             decided.update(dict.fromkeys(values, (await world.commit(txn_id), True)))
-        while len(more := await consuming.values(wait_ms=1)):
-            found += more
         passed = {value for value, (at, _) in decided.items() if at <= revision}
         assert {*shown} - {*outside} == {value for value in passed if decided[value][1]}
-        assert sorted(found) == sorted(
-            [value for value, (at, commits) in decided.items() if at > revision and commits]
-            + [value for value in outside if value > max(passed)]
-        )
+        expected = [value for value, (at, commits) in decided.items() if at > revision and commits]
+        expected += [value for value in outside if value > max(passed)]
+        while len(found) < len(expected) and (more := await consuming.values(wait_ms=5_000)):
+            found += more
+        assert sorted(found + await consuming.values(wait_ms=1)) == sorted(expected)
     assert await consuming.findings() == []
 
 
