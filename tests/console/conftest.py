@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser
 
+import metatxn
 from metatxn.service.exposure import open_exposure
 from tests.console.browser import Visitor, running_browser
 from tests.console.cluster import ConsoleCluster, Loop
+from tests.console.forms import Sender
 from tests.console.life import Life, lived
 from tests.service.security import TokenFile
 
@@ -47,6 +49,18 @@ def life(cluster: ConsoleCluster) -> Life:
     """What has happened in the cluster without tokens. Tests add to it and take nothing away."""
     with cluster.client() as client:
         return lived(client)
+
+
+@pytest.fixture
+def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
+    with cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def sender(cluster: ConsoleCluster) -> Iterator[Sender]:
+    with Sender(cluster.url) as sender:
+        yield sender
 
 
 @pytest.fixture(scope="session")

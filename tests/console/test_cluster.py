@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
 
-import pytest
 from playwright.sync_api import expect
 
 import metatxn
@@ -24,12 +22,6 @@ from tests.console.life import Life
 
 _KEY = re.compile(r"<summary><code>([^<]+)</code>")
 _NEXT = re.compile(r'href="/console([^"]+)">Next page')
-
-
-@pytest.fixture
-def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
-    with cluster.client() as client:
-        yield client
 
 
 def test_a_broker_is_shown_with_its_load_drained_and_undrained(

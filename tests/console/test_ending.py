@@ -32,12 +32,6 @@ def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
                 client.attach(txn.txn_id).abort()
 
 
-@pytest.fixture
-def sender(cluster: ConsoleCluster) -> Iterator[Sender]:
-    with Sender(cluster.url) as sender:
-        yield sender
-
-
 def left_open(client: metatxn.Client) -> str:
     txn = begun(client, topic="ended", properties={"left": "open"})
     txn.leave_open()

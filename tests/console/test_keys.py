@@ -6,7 +6,6 @@ Method: a browser for what a person sees and does, and forms that are sent witho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -19,12 +18,6 @@ from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
 from tests.console.life import HOSTILE, Life, begun
-
-
-@pytest.fixture
-def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
-    with cluster.client() as client:
-        yield client
 
 
 def test_a_holder_is_seen_and_fenced(

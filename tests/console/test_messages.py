@@ -11,7 +11,6 @@ import html
 import json
 import random
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,18 +34,6 @@ _ROW = re.compile(r'<tr[^>]*>\s*<td class="mono">(\d+:\d+).*?</tr>', re.DOTALL)
 _STATE = re.compile(r'class="state \w+">(\w+)<')
 _NEXT = re.compile(r'href="/console([^"]+)">(?:Next page|Look on)')
 _DOWNLOAD = re.compile(r'href="/console([^"]+as=(\w+))" download')
-
-
-@pytest.fixture
-def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
-    with cluster.client() as client:
-        yield client
-
-
-@pytest.fixture
-def sender(cluster: ConsoleCluster) -> Iterator[Sender]:
-    with Sender(cluster.url) as sender:
-        yield sender
 
 
 def states(text: str) -> list[str]:

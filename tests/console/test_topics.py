@@ -7,7 +7,6 @@ Method: a browser for what a person sees and does, and forms that are sent witho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -20,18 +19,6 @@ from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
 from tests.console.life import HOSTILE, RIGHT_TO_LEFT, Life
-
-
-@pytest.fixture
-def client(cluster: ConsoleCluster) -> Iterator[metatxn.Client]:
-    with cluster.client() as client:
-        yield client
-
-
-@pytest.fixture
-def sender(cluster: ConsoleCluster) -> Iterator[Sender]:
-    with Sender(cluster.url) as sender:
-        yield sender
 
 
 def active(client: metatxn.Client, topic: str) -> list[str]:
