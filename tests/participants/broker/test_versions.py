@@ -262,7 +262,7 @@ async def test_brokers_ask_each_other_as_the_earlier_release_does(
 
     monkeypatch.setattr(RemoteSegment, "_request", seen_read)
     monkeypatch.setattr(RemoteShare, "_post", seen)
-    consuming = await Spreading.begin(world, brokers=2, segments=6)
+    consuming = await Spreading.begin(world, brokers=2)
     for broker in consuming.brokers:
         broker.broker.version.current = version
     await consuming.subscribe("s", kind)
