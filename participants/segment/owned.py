@@ -51,6 +51,14 @@ class Ownership:
     """The broker that owned it before and has not given it up, if it was another one."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownTrim:
+    """A trim up to `up_to` that may have replaced the version `replaces` of the segment's record, or may yet."""
+
+    up_to: Position
+    replaces: Version
+
+
 class OwnedSegment:
     """Used only from the event loop of its process. It has only what decides what readers may see: its buffer, its
     ledgers and the headers. `Segment` adds publishing."""
@@ -77,6 +85,8 @@ class OwnedSegment:
         self.record = record
         self.recorded_at: Version = 0
         """The version at which the store had `record`; 0 while that of the opening is not known."""
+        self.unknown_trim: UnknownTrim | None = None
+        """The trim whose answer was lost, until a later version of the record shows whether it took effect."""
         self.ownership = ownership
         self.ledgers = ledgers
         self.buffer = buffer
@@ -123,13 +133,11 @@ class OwnedSegment:
             self.record = record
         record = self.record
         listed = {ledger.id for ledger in record.ledgers}
-        # A trim whose answer was lost is in effect here, and may not have landed in the store yet.
-        trimmed = [up_to for up_to in (self.ledgers.trimmed, record.trimmed_up_to) if up_to is not None]
         self.ledgers = LedgerChain(
-            [ledger for ledger in self.ledgers.sealed if ledger.id in listed],
-            self.ledgers.open,
-            max(trimmed, default=None),
+            [ledger for ledger in self.ledgers.sealed if ledger.id in listed], self.ledgers.open, record.trimmed_up_to
         )
+        if self.unknown_trim is not None and self.recorded_at > self.unknown_trim.replaces:
+            self.unknown_trim = None
         self.hidden.forget_before(self.ledgers.ledgers[0].id)
 
     # -- decisions ---------------------------------------------------------------------------------------------
@@ -211,11 +219,9 @@ class OwnedSegment:
         Memory has forgotten it, so nothing else would. Raises `CheckFailed` if this broker was deposed."""
         if not _is_trimmed(self.record, outcome):
             return
-        key, segment_key = paths.outcome(self.id, txn_id), paths.segment(self.id)
-        records = (await self.store.get_many([key, segment_key])).records
-        stored, segment = records[key], records[segment_key]
-        if stored is None or segment is None or not _is_trimmed(SegmentRecord.decode(segment.value), outcome):
-            return  # it is gone, or the trim has failed
+        stored = await self.store.get(paths.outcome(self.id, txn_id))
+        if stored is None:
+            return
         try:
             await self.store.apply(self.store.batch().check(self.ownership.check).remove(stored))
         except CheckFailed as lost:

@@ -288,6 +288,13 @@ class SegmentReader:
                 segment=self._segment.id,
                 first_position=str(trimmed.next),
             )
+        unknown = self._segment.unknown_trim
+        if unknown is not None and after < unknown.up_to:
+            raise errors.StoreUnavailable(
+                f"it is not known yet whether segment {self._segment.id} was trimmed up to {unknown.up_to}",
+                action="Try again. The broker asks the metadata store until it knows.",
+                segment=self._segment.id,
+            )
 
     async def _catch_up(self, revision: Revision | None) -> Revision:
         """Close and drain everything that was decided at or before `revision`; None means now."""

@@ -129,12 +129,10 @@ async def learn_facts(segment: Segment, store: MetadataStore) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a pass has found about a segment: its record, the last ledger that the policy does not keep, and the last
-    entry that was trimmed, as far as memory knew before the record was read."""
+    """What a pass has found about a segment: its record, and the last ledger that the policy does not keep."""
 
     record: SegmentRecord
     last: LedgerRecord | None
-    trimmed: Position | None
 
 
 async def drop(
@@ -155,14 +153,7 @@ async def drop(
         await segment.attached.settle()
     gone = await _losable(segment, due, hard)
     up_to = gone[-1].last if gone else None
-    if _is_unknown(due) and (up_to is None or due.trimmed is None or up_to < due.trimmed):
-        # The earlier trim may have to keep now what memory has given up. A new owner reads whether it took effect.
-        segment.lose("it is unknown whether its oldest entries were dropped")
-        return []
     if up_to is None:
-        if segment.trim_is_unknown and due.trimmed is not None and due.trimmed == segment.ledgers.trimmed:
-            # It took effect: repeating it learns the record and deletes the bytes.
-            await trim(segment, store, storage, due.trimmed.next, checks)
         return []
     await trim(segment, store, storage, up_to.next, checks)
     log.info(
@@ -188,8 +179,3 @@ async def _losable(segment: Segment, due: Due, hard: bool) -> list[LedgerRecord]
             break
         gone.append(ledger)
     return gone
-
-
-def _is_unknown(due: Due) -> bool:
-    """Whether memory has given up entries although the store has not: the answer to an earlier trim was lost."""
-    return due.trimmed is not None and due.trimmed > (due.record.trimmed_up_to or Position(0, -1))

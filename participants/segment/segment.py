@@ -137,8 +137,6 @@ class Segment(OwnedSegment):
         self.on_rewrite: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._rewriting: asyncio.Task[None] | None = None
         self._forms = count(1)
-        self.trim_is_unknown = False
-        """The answer to a trim was lost, and no later one has shown where the segment begins."""
         self.cleanup: Cleanup | None = None
         """How the policy of the topic compacts, as far as it was looked at; None: it does not."""
         if ledgers.open is not None and record.next_offset is not None:
@@ -274,7 +272,7 @@ class Segment(OwnedSegment):
         return self.ledgers.open is None and position >= self.ledgers.last_durable
 
     def trimmed(self, record: SegmentRecord, version: Version) -> None:
-        """The first readable position has moved, or may have moved."""
+        """The first readable position has moved."""
         self.recorded(record, version)
         if self.ledgers.trimmed is not None:
             self.buffer.prune(self.ledgers.trimmed)

@@ -6,6 +6,9 @@ Ledgers with nothing readable move to `trimmed` in that apply and stay there unt
 crash in between leaves nothing behind. The last ledger always stays, because it has the segment's end. So does a ledger
 whose final length is not recorded: its dedup snapshot is recorded with the length, and until then only its frames say
 which sequences it contains. The apply that records both moves it to `trimmed` (see `rolling`).
+
+If the answer to that apply is lost, nothing that it may have trimmed is read until a later version of the record shows
+whether it took effect.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from metastore.types import Applied, Batch, Check, Record
 from metatxn.wire import errors
 from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerStorage
+from participants.segment.owned import UnknownTrim
 from participants.segment.segment import Segment
 from participants.segment.upkeep import until_done
 
@@ -48,7 +52,12 @@ async def trim(
             max_read_position=str(horizon),
         )
     if up_to is not None:
-        await _move(segment, store, up_to, checks)
+        try:
+            await _move(segment, store, up_to, checks)
+        except OutcomeUnknown:
+            learnt = lambda: _learn_outcome(segment, store, storage, up_to)  # noqa: E731
+            segment.spawn(until_done(segment, learnt, "ask again whether a trim took effect"))
+            raise
     bytes_gone = until_done(segment, lambda: delete_trimmed(segment, store, storage), "delete trimmed ledgers again")
     segment.spawn(bytes_gone)
 
@@ -79,6 +88,7 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, ch
     """One attempt of `_move`. Raises `CheckFailed` if the records have changed since they were read."""
     stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)
+    segment.recorded(record, stored.version)
     up_to = max(up_to, record.trimmed_up_to or up_to)
     outcomes = list(slices(store, await _outcomes(segment, store, up_to), OUTCOMES_PER_APPLY, Batch.remove)) or [[]]
     moved = without_trimmed(record.model_copy(update={"first_position": str(up_to.next)}))
@@ -88,15 +98,30 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, ch
     try:
         applied = await delete_outcomes(batch, outcomes[0], store)
     except OutcomeUnknown:
-        # It may still land, so nothing up to there is readable any more; the caller repeats this trim.
-        unsure = segment.record.model_copy(update={"first_position": moved.first_position})
-        segment.trimmed(unsure, segment.recorded_at)
-        segment.trim_is_unknown = True
+        if moved != record and segment.recorded_at == stored.version:
+            earlier = segment.unknown_trim
+            segment.unknown_trim = UnknownTrim(max(up_to, earlier.up_to if earlier else up_to), stored.version)
         raise
     segment.trimmed(moved, stored.version if moved == record or applied is None else applied.revision)
-    segment.trim_is_unknown = False
     for some in outcomes[1:]:
         await delete_outcomes(store.batch().check(segment.ownership.check), some, store)
+
+
+async def _learn_outcome(segment: Segment, store: MetadataStore, storage: LedgerStorage, up_to: Position) -> None:
+    """Find out whether a trim up to `up_to` took effect whose answer was lost, and in that case do what follows it.
+
+    A record that it has not replaced is written again as it is. Its version changes, so a request that is still on its
+    way fails its check, and what was readable stays so: a policy may keep it by now. Raises as `trim` does.
+    """
+    stored = await stored_segment(segment, store)
+    record = SegmentRecord.decode(stored.value)
+    segment.recorded(record, stored.version)
+    if segment.unknown_trim is not None:
+        applied = await store.apply(store.batch().check(segment.ownership.check).replace(stored, stored.value))
+        segment.recorded(record, applied.revision)
+    elif record.trimmed_up_to is not None and record.trimmed_up_to >= up_to:
+        await _move(segment, store, up_to, ())
+        await delete_trimmed(segment, store, storage)
 
 
 async def delete_outcomes(batch: Batch, outcomes: Sequence[Record], store: MetadataStore) -> Applied | None:

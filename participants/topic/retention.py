@@ -43,15 +43,12 @@ class Retention:
             else:
                 _set_cleanup(served[topic], None)
                 release(served[topic])
-            if not policy.drops:
-                _give_up_unknown(served[topic])
 
     async def _look_at(self, topic: str, segments: Sequence[Segment]) -> None:
         in_force = await self._broker.policies.in_force(topic)
         if in_force is None:
             return
         _set_cleanup(segments, in_force)
-        trimmed = {segment.id: segment.ledgers.trimmed for segment in segments}
         records = await self._records(in_force)
         now_ms = self._broker.clock()
         due = droppable(in_force.policy, records, now_ms)
@@ -65,8 +62,7 @@ class Retention:
             if must_roll(segment, in_force.policy, active, now_ms):
                 segment.roll()
             if in_force.policy.drops:
-                found = Due(records[segment.id], due.get(segment.id), trimmed[segment.id])
-                await self._drop(segment, in_force, found)
+                await self._drop(segment, in_force, Due(records[segment.id], due.get(segment.id)))
 
     async def _bound_backlog(
         self, in_force: InForce, segments: Sequence[Segment], records: Mapping[str, SegmentRecord], now_ms: int
@@ -113,14 +109,6 @@ class Retention:
 def _asks_for_anything(policy: EffectivePolicy) -> bool:
     closes_or_drops = policy.drops or policy.compacts or policy.roll_after_ms is not None
     return closes_or_drops or policy.ttl_ms.value != UNLIMITED or policy.bounds_backlog
-
-
-def _give_up_unknown(segments: Sequence[Segment]) -> None:
-    """Where the answer to a trim was lost, memory has given up entries that are kept now. No pass repeats that trim, so
-    a new owner reads whether it took effect; if it was not there yet, it cannot take effect any more."""
-    for segment in segments:
-        if segment.trim_is_unknown:
-            segment.lose("it is unknown whether its oldest entries were dropped")
 
 
 def _set_cleanup(segments: Sequence[Segment], in_force: InForce | None) -> None:

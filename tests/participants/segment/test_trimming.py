@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Batch
 from metatxn.wire import errors
@@ -17,6 +17,7 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.position import Position
 from participants.ledger.chain import LedgerChain
+from participants.segment.rolling import roll
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from tests.participants.segment.faulty_store import Fault, puts
@@ -39,6 +40,10 @@ RECORD = puts("/segment/")
 async def trimmed(world: World, node: Node, segment: Segment, before: Position) -> None:
     """Trim, and wait until nothing of it is left to do."""
     await trim(segment, world.store, node.storage, before)
+    await idle(segment)
+
+
+async def idle(segment: Segment) -> None:
     while segment._tasks:
         await asyncio.wait(segment._tasks)
 
@@ -239,16 +244,52 @@ async def test_a_trim_that_dies_anywhere_leaves_nothing_behind(world: World, sur
 
 
 @pytest.mark.parametrize("landed", [True, False])
-async def test_a_trim_whose_answer_was_lost_may_have_happened_and_is_done_again(world: World, landed: bool) -> None:
-    node, segment, positions = await lives(world, 2)
+async def test_nothing_is_told_of_what_a_trim_may_have_taken_until_it_is_known(world: World, landed: bool) -> None:
+    """Found by the simulation: readers were told at once that it was trimmed, and the next owner showed it again."""
+    node, segment, positions = await lives(world, 3)
     lost = OutcomeUnknown("no answer")
-    world.store.fault(Fault(RECORD, after=lost) if landed else Fault(RECORD, before=lost))
+    sent: list[Batch] = []
+
+    def caught(batch: Batch) -> bool:
+        sent.append(batch)
+        return RECORD(batch)
+
+    world.store.fault(Fault(caught, after=lost) if landed else Fault(caught, before=lost))
     with pytest.raises(OutcomeUnknown):
-        await trim(segment, world.store, node.storage, positions[1])
-    assert await code_of_read(segment, Position(0, -1)) == ErrorCode.POSITION_TRIMMED, "it may be so, so it is so"
-    await trimmed(world, node, segment, positions[1])
-    assert await committed(segment) == ["1"]
-    assert node.device.ledgers() == {2}
+        await trim(segment, world.store, node.storage, positions[1].next)
+    asked = world.store.hold_read(lambda keys: list(keys) == [paths.segment(SEGMENT)])
+    await asked.reached.wait()
+    assert await code_of_read(segment, Position(0, -1)) == ErrorCode.STORE_UNAVAILABLE
+    assert await code_of_read(segment, positions[1]) is None, "what it does not concern is read"
+    late = sent[-1]
+    asked.go.set()
+    await idle(segment)
+    if landed:
+        assert await code_of_read(segment, Position(0, -1)) == ErrorCode.POSITION_TRIMMED
+        assert node.device.ledgers() == {3}, "no more is left to do"
+    else:
+        with pytest.raises(CheckFailed):
+            await world.store.apply(late)  # it comes late
+    assert await committed(segment) == await committed(await world.reopened()) == (["2"] if landed else ["0", "1", "2"])
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["trimmed again", "rolled"])
+async def test_the_next_record_shows_whether_a_trim_took_effect(world: World, again: bool) -> None:
+    node, segment, positions = await lives(world, 3)
+    world.store.fault(Fault(RECORD, before=OutcomeUnknown("no answer")))
+    with pytest.raises(OutcomeUnknown):
+        await trim(segment, world.store, node.storage, positions[1].next)
+    asked = world.store.hold_read(lambda keys: list(keys) == [paths.segment(SEGMENT)])
+    await asked.reached.wait()
+    if again:
+        await trim(segment, world.store, node.storage, positions[0].next)
+    else:
+        await roll(segment, world.store, node.storage)
+    expected = ["1", "2"] if again else ["0", "1", "2"]
+    assert await committed(segment) == expected
+    asked.go.set()
+    await idle(segment)
+    assert await committed(segment) == expected
 
 
 async def test_everything_of_a_segment_can_be_trimmed_and_its_end_stays(world: World) -> None:
