@@ -56,22 +56,6 @@ POLICIES = (
         tests=(f"{_TESTS}::test_a_subscription_that_is_not_open_here_yet_counts",),
     ),
     Mutant(
-        "unknown-trim-is-forgotten",
-        "6: a trim whose answer was lost is repeated or given up",
-        _RETENTION,
-        "    return due.trimmed is not None and due.trimmed > ",
-        "    return due.trimmed is None and Position(0, 0) < ",
-        tests=(f"{_TESTS}::test_a_trim_of_unknown_outcome_is_not_carried_out_against_a_later_policy",),
-    ),
-    Mutant(
-        "trim-that-took-effect-is-not-looked-for",
-        "6: a trim whose answer was lost is repeated, also if nothing more is due because it took effect",
-        "participants/segment/retention.py",
-        "            await trim(segment, store, storage, due.trimmed.next, checks)\n",
-        "            pass\n",
-        tests=(f"{_TESTS}::test_a_trim_whose_answer_was_lost_leaves_no_bytes_behind",),
-    ),
-    Mutant(
         "one-ledger-too-many",
         "6: at least `retention_bytes` are kept",
         _RETENTION,

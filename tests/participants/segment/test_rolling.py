@@ -149,16 +149,15 @@ async def test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet(world: 
     """Found by the simulation: the search began in the trimmed ledger, again and again."""
     node = await world.first_node()
     segment = await node.open()
-    positions = []
-    for value in "abcdef":
-        positions.append(await publish(segment, value))
-        await rolled(segment)
-    world.store.fault(Fault(RECORD, before=OutcomeUnknown("the request was lost")))
-    with pytest.raises(OutcomeUnknown):
-        await trim(segment, world.store, node.storage, positions[4])
+    held = world.store.fault(Fault(nth_of(RECORD, 3), hold_before=True))
+    positions = [await publish(segment, str(number)) for number in range(PER_LEDGER)]
+    await held.reached.wait()
+    positions += [await publish(segment, "more"), await publish(segment, "and more")]
+    await trim(segment, world.store, node.storage, positions[4])
     assert segment.ledgers.ledgers[0].id < segment.ledgers.start.ledger, "it is still listed"
     assert await segment.reader._find_position_at(0) == positions[4], "at once: a refusal is tried again for ever"
     assert await segment.reader.position_at(0) == positions[4]
+    held.go.set()
 
 
 @pytest.mark.parametrize("commit", [True, False])
