@@ -50,7 +50,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def transactions(kind: str) -> int:
-    return 10_000 if kind == "etcd" else usually(1_000, 10_000)
+    return 10_000 if kind == "sqlite" else usually(1_000, 10_000)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The command line as users and scripts meet it: real processes, their output, exit codes and error lines."""
+"""The command line as users and scripts meet it: output, exit codes and error lines. A command runs in this process
+where nothing depends on its being one of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -284,7 +286,7 @@ def test_tables_are_plain_columns(cli: Run, topic: str) -> None:
 
 
 def test_options_before_the_command(dev: DevServer) -> None:
-    done = run("--url", dev.coordinator_url, "--output", "json", "topic", "list")
+    done = run_here("--url", dev.coordinator_url, "--output", "json", "topic", "list")
     assert isinstance(json.loads(done.stdout), list)
 
 
@@ -315,8 +317,8 @@ def test_wrong_input_is_one_line(cli: Run, arguments: list[str], says: str) -> N
 
 
 def test_wrong_port_is_known_at_once() -> None:
-    assert "http://127.0.0.1:9" in error_line(run("txn", "list", "--url", "http://127.0.0.1:9"))
-    assert "http://" in error_line(run("txn", "list", METATXN_URL="localhost:8470"))
+    assert "http://127.0.0.1:9" in error_line(run_here("txn", "list", "--url", "http://127.0.0.1:9"))
+    assert "http://" in error_line(run_here("txn", "list", METATXN_URL="localhost:8470"))
 
 
 def test_another_server_on_the_port() -> None:
@@ -331,7 +333,7 @@ def test_another_server_on_the_port() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
-            line = error_line(run("topic", "list", "--url", f"http://127.0.0.1:{server.server_port}"))
+            line = error_line(run_here("topic", "list", "--url", f"http://127.0.0.1:{server.server_port}"))
         finally:
             server.shutdown()
     assert "not from a metatxn service" in line
@@ -339,7 +341,7 @@ def test_another_server_on_the_port() -> None:
 
 @pytest.mark.parametrize("group", [[], ["dev"], ["coordinator"], ["broker"], ["txn"], ["topic"], ["topic", "produce"]])
 def test_help_has_an_example(group: list[str]) -> None:
-    done = run(*group, "--help")
+    done = run_here(*group, "--help")
     assert done.returncode == 0
     assert "metatxn " in done.stdout and ("Example" in done.stdout or "Try it" in done.stdout)
 
@@ -380,11 +382,11 @@ def test_data_directory_in_use(tmp_path: Path) -> None:
         assert f"the data directory {tmp_path / 'data'} is in use" in line and line.endswith("another --data-dir.\n")
         assert "Error" not in line and "InUse" not in line and "sqlite" not in line
         line = error_line(
-            run("coordinator", "--store", f"sqlite:///{tmp_path / 'data' / 'metadata.db'}", "--port", "0")
+            run_here("coordinator", "--store", f"sqlite:///{tmp_path / 'data' / 'metadata.db'}", "--port", "0")
         )
         assert "stop that process" in line and "InUse" not in line
         broker = ("broker", "--store", "memory://", "--data-dir", str(tmp_path / "data" / "broker"), "--port", "0")
-        line = error_line(run(*broker))
+        line = error_line(run_here(*broker))
         assert "StorageLocked" not in line and line.endswith("another --data-dir.\n")
 
 
@@ -395,29 +397,30 @@ def test_port_in_use(tmp_path: Path, option: str) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         other = "--broker-port" if option == "--port" else "--port"
-        line = error_line(run("dev", "--data-dir", str(tmp_path), option, port, other, "0"))
+        line = error_line(run_here("dev", "--data-dir", str(tmp_path), option, port, other, "0"))
     assert f"port {port} is in use" in line and option in line
 
 
 @pytest.mark.parametrize("url", ["nonsense", "redis://localhost", "sqlite:///", "etcd://127.0.0.1:9"])
 def test_wrong_store(tmp_path: Path, url: str) -> None:
     for command in (["dev", "--port", "0", "--data-dir", str(tmp_path)], ["coordinator", "--port", "0"]):
-        line = error_line(run(*command, "--store", url))
+        line = error_line(run_here(*command, "--store", url))
         assert url.partition(":")[0] in line and re.search(r"[.)?] (Give|Check) [^.]+\.$", line)
         assert not re.search(r"Store[A-Z]\w+:|\w+Error:", line), "a class name is nothing to a user"
 
 
 def test_store_is_needed(tmp_path: Path) -> None:
-    assert "METATXN_STORE" in error_line(run("coordinator"))
-    assert "--data-dir or --storage" in error_line(run("broker", "--store", "memory://"))
+    assert "METATXN_STORE" in error_line(run_here("coordinator"))
+    broker = partial(run_here, "broker", "--store", "memory://")
+    assert "--data-dir or --storage" in error_line(broker())
     both = ("--data-dir", str(tmp_path / "data"), "--storage", "memory:///")
-    assert "--data-dir or --storage" in error_line(run("broker", "--store", "memory://", *both))
+    assert "--data-dir or --storage" in error_line(broker(*both))
     provider = ["--data-dir", str(tmp_path / "broker"), "--transaction-buffer"]
-    assert "TENANT/NAMESPACE" in error_line(run("broker", "--store", "memory://", *provider, "public=memory"))
-    assert "there are: memory" in error_line(run("broker", "--store", "memory://", *provider, "a/b=spilling"))
-    assert "not the URL of an object store" in error_line(run("broker", "--store", "memory://", "--storage", "nowhere"))
+    assert "TENANT/NAMESPACE" in error_line(broker(*provider, "public=memory"))
+    assert "there are: memory" in error_line(broker(*provider, "a/b=spilling"))
+    assert "not the URL of an object store" in error_line(broker("--storage", "nowhere"))
     (tmp_path / "file").write_text("")
-    assert "--data-dir" in error_line(run("dev", "--data-dir", str(tmp_path / "file")))
+    assert "--data-dir" in error_line(run_here("dev", "--data-dir", str(tmp_path / "file")))
 
 
 @pytest.mark.parametrize("state", ["open", "OPEN", "Open"])
@@ -440,7 +443,7 @@ def test_a_key_needs_its_epoch(ask: Callable[..., Any], cli: Run) -> None:
 
 
 def test_help_without_arguments() -> None:
-    assert "Usage" in run().stdout + run().stderr
+    assert "Usage" in run_here().stdout + run_here().stderr
     assert run("--version").stdout == f"metatxn {version('metatxn')}\n"
 
 

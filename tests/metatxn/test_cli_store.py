@@ -15,7 +15,7 @@ import pytest
 
 import metatxn
 from metastore.txn.id_blocks import BLOCK_SIZE
-from tests.metatxn.command_line import error_line, run
+from tests.metatxn.command_line import error_line, run, run_here
 from tests.metatxn.dev_server import DevServer
 
 
@@ -49,7 +49,7 @@ def rows_of(stdout: str) -> list[dict[str, Any]]:
 
 
 def test_dump_in_the_order_of_the_keys(url: str) -> None:
-    done = run("store", "dump", "--store", url)
+    done = run_here("store", "dump", "--store", url)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     keys = [line.partition(" =")[0] for line in lines]
@@ -59,20 +59,20 @@ def test_dump_in_the_order_of_the_keys(url: str) -> None:
 
 
 def test_dump_of_a_prefix_as_json(url: str) -> None:
-    done = run("store", "dump", "--store", url, "--prefix", "/txn/", "--output", "json")
+    done = run_here("store", "dump", "--store", url, "--prefix", "/txn/", "--output", "json")
     rows = rows_of(done.stdout)
     assert sorted(row["value"]["state"] for row in rows) == ["ABORTED", "COMMITTED", "OPEN", "OPEN"]
     assert all(row["key"].startswith("/txn/") and row["version"] for row in rows)
-    sequence = rows_of(run("store", "dump", "-o", "json", "--prefix", "/txn-seq/", METATXN_STORE=url).stdout)
+    sequence = rows_of(run_here("store", "dump", "-o", "json", "--prefix", "/txn-seq/", METATXN_STORE=url).stdout)
     assert [row["value"] for row in sequence] == [BLOCK_SIZE + 1]
-    assert run("store", "dump", "--store", url, "--prefix", "/nothing/").stdout == ""
+    assert run_here("store", "dump", "--store", url, "--prefix", "/nothing/").stdout == ""
 
 
 def test_check_of_a_whole_store(url: str) -> None:
     done = run("store", "check", "--store", url)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.startswith("nothing wrong in ")
-    done = run("store", "check", "--store", url, "-o", "json")
+    done = run_here("store", "check", "--store", url, "-o", "json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
@@ -87,19 +87,19 @@ def test_check_of_a_damaged_store(url: str, tmp_path: Path) -> None:
         target.close()
     served.close()
     damaged = store_url(tmp_path)
-    done = run("store", "check", "--store", damaged, "-o", "json")
+    done = run_here("store", "check", "--store", damaged, "-o", "json")
     assert done.returncode == 1
     found = {row["key"]: row for row in json.loads(done.stdout)}
     (lost,) = (row for key, row in found.items() if key.startswith("/txn/"))
     assert "deadline index" in lost["problem"] and "metatxn txn abort" in lost["action"]
     assert set(found) == {lost["key"], "/odd"}
     assert json.loads(done.stderr)["error"].startswith("2 findings in ") and done.stderr.count("\n") == 1
-    table = run("store", "check", "--store", damaged)
+    table = run_here("store", "check", "--store", damaged)
     assert table.returncode == 1
     lines = table.stdout.splitlines()
     assert lines[0].split() == ["KEY", "PROBLEM", "ACTION"] and len(lines) == 3 and lost["key"] in table.stdout
-    assert run("store", "dump", "--store", damaged, "--prefix", "/odd").stdout == "/odd = b'\\xff'\n"
-    (odd,) = rows_of(run("store", "dump", "--store", damaged, "--prefix", "/odd", "-o", "json").stdout)
+    assert run_here("store", "dump", "--store", damaged, "--prefix", "/odd").stdout == "/odd = b'\\xff'\n"
+    (odd,) = rows_of(run_here("store", "dump", "--store", damaged, "--prefix", "/odd", "-o", "json").stdout)
     assert odd == {"key": "/odd", "version": 1, "value_base64": "/w=="}
 
 
@@ -110,7 +110,7 @@ def test_after_the_server_has_stopped(tmp_path: Path) -> None:
     with DevServer(tmp_path) as server, metatxn.connect(server.coordinator_url) as client:
         client.begin(60_000).commit()
     before = (tmp_path / "metadata.db").read_bytes()
-    done = run("store", "check", "--store", store_url(tmp_path))
+    done = run_here("store", "check", "--store", store_url(tmp_path))
     assert done.returncode == 0 and done.stdout.startswith("nothing wrong in ")
     assert (tmp_path / "metadata.db").read_bytes() == before
 
@@ -128,11 +128,11 @@ def test_after_the_server_has_stopped(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("command", ["dump", "check"])
 def test_a_store_that_cannot_be_opened(command: str, store: str, says: str) -> None:
-    assert says in error_line(run("store", command, "--store", store))
+    assert says in error_line(run_here("store", command, "--store", store))
 
 
 def test_a_prefix_without_its_slash(url: str) -> None:
-    assert "Give /txn/." in error_line(run("store", "dump", "--store", url, "--prefix", "txn/"))
+    assert "Give /txn/." in error_line(run_here("store", "dump", "--store", url, "--prefix", "txn/"))
 
 
 def test_recover_a_store_that_was_restored(tmp_path: Path) -> None:
@@ -145,20 +145,20 @@ def test_recover_a_store_that_was_restored(tmp_path: Path) -> None:
         client.producer("t").send({"id": 1}, txn=txn)
     shutil.copy(backup, data / "metadata.db")
 
-    refused = run("dev", "--data-dir", str(data), "--port", "0", "--broker-port", "0")
+    refused = run_here("dev", "--data-dir", str(data), "--port", "0", "--broker-port", "0")
     said = refused.stderr.splitlines()[-1]
     assert refused.returncode == 1 and "went back in time" in said and "`metatxn store recover`" in said
     recover = ["store", "recover", "--store", store_url(data), "--data-dir", str(data / "broker")]
-    shown = run(*recover)
+    shown = run_here(*recover)
     assert (shown.returncode, shown.stderr) == (0, ""), shown
     assert "unknown ledger" in shown.stdout and "adopted" in shown.stdout and "nothing was changed" in shown.stdout
-    assert "--undecided" in error_line(run(*recover, "--yes"))
-    done = run(*recover, "--undecided", "commit", "--yes", "-o", "json")
+    assert "--undecided" in error_line(run_here(*recover, "--yes"))
+    done = run_here(*recover, "--undecided", "commit", "--yes", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ledgers adopted"] == 1
     with DevServer(data) as server, metatxn.connect(server.coordinator_url) as client:
         assert client.read_table("t").to_pylist() == [{"id": 1}]
-        served = run(*recover, "--undecided", "abort", "--yes")
+        served = run_here(*recover, "--undecided", "abort", "--yes")
         assert "in use" in error_line(served) or "being served" in error_line(served)
 
 
@@ -173,22 +173,22 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
             txn = client.begin(600_000)
             client.producer("orders").send({"id": 8}, txn=txn).result()
             txn.leave_open()
-        first = json.loads(run(*backup, "-o", "json").stdout)
+        first = json.loads(run_here(*backup, "-o", "json").stdout)
         assert first["ledgers"] == 1 and first["copied_bytes"] == first["bytes"] > 0
-        assert "copied bytes" in run(*backup).stdout
-    listed = json.loads(run("backup", "list", "--from", to, "-o", "json").stdout)
+        assert "copied bytes" in run_here(*backup).stdout
+    listed = json.loads(run_here("backup", "list", "--from", to, "-o", "json").stdout)
     assert listed[0]["backup"] == first["backup"] and len(listed) == 2
-    assert first["backup"] in run("backup", "list", "--from", to).stdout
-    assert run("backup", "verify", "--from", to).stdout == "nothing wrong in the backup\n"
+    assert first["backup"] in run_here("backup", "list", "--from", to).stdout
+    assert run_here("backup", "verify", "--from", to).stdout == "nothing wrong in the backup\n"
     restore = ["restore", "--from", to, "--store", store_url(new), "--data-dir", str(new / "broker")]
-    assert json.loads(run(*restore, "-o", "json").stdout)["transactions_aborted"] == 1
-    assert "the store is not empty" in error_line(run(*restore))
-    assert run("store", "check", "--store", store_url(new)).stdout.startswith("nothing wrong in ")
+    assert json.loads(run_here(*restore, "-o", "json").stdout)["transactions_aborted"] == 1
+    assert "the store is not empty" in error_line(run_here(*restore))
+    assert run_here("store", "check", "--store", store_url(new)).stdout.startswith("nothing wrong in ")
     with DevServer(new) as server, metatxn.connect(server.coordinator_url) as client:
         assert client.read_table("orders").to_pylist() == [{"id": 7}]
         assert [each.state for each in client.transactions()] == ["ABORTED"]
     next((tmp_path / "backups" / "ledgers").rglob("0-*")).write_bytes(b"damaged")
-    damaged = run("backup", "verify", "--from", to, "-o", "json")
+    damaged = run_here("backup", "verify", "--from", to, "-o", "json")
     assert damaged.returncode == 1 and "is not what was written" in damaged.stdout
-    assert "--to" in error_line(run("backup")) and "--data-dir" in error_line(run(*restore[:5]))
-    assert "there is no backup 7 here" in error_line(run(*restore, "--backup", "7"))
+    assert "--to" in error_line(run_here("backup")) and "--data-dir" in error_line(run_here(*restore[:5]))
+    assert "there is no backup 7 here" in error_line(run_here(*restore, "--backup", "7"))

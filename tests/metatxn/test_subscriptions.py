@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import threading
 import uuid
 from collections.abc import Callable
@@ -17,7 +16,8 @@ import pytest
 import metatxn
 from metatxn.transport.api import Answer, NoAnswer, Request
 from metatxn.transport.pool import HttpTransport
-from tests.metatxn.dev_server import COMMAND, DevServer
+from tests.metatxn.command_line import Done, run_here
+from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually, values
 
 NewTopic = Callable[..., str]
@@ -275,9 +275,8 @@ def test_pending_acknowledgements_survive_kill_9(tmp_path: Path) -> None:
     server.stop()
 
 
-def run(dev: DevServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "topic", "consume", *arguments, "--url", dev.broker_url, "--output", "json"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+def consume(dev: DevServer, *arguments: str) -> Done:
+    return run_here("topic", "consume", *arguments, "--url", dev.broker_url, "--output", "json")
 
 
 def test_consume_on_the_command_line_acknowledges_what_it_prints(
@@ -287,7 +286,7 @@ def test_consume_on_the_command_line_acknowledges_what_it_prints(
     send(client, topic, *range(5))
 
     def consumed(*more: str) -> list[object]:
-        done = run(dev, topic, "--subscription", "s", *more)
+        done = consume(dev, topic, "--subscription", "s", *more)
         assert done.returncode == 0, done.stderr
         return [message["value"] for message in json.loads(done.stdout)]
 
@@ -306,8 +305,7 @@ def test_subscriptions_on_the_command_line(client: metatxn.Client, dev: DevServe
     send(client, topic, *range(5))
 
     def asked(*arguments: str, output: str = "json") -> str:
-        command = [*COMMAND, "subscription", *arguments, "--url", dev.broker_url, "--output", output]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        done = run_here("subscription", *arguments, "--url", dev.broker_url, "--output", output)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -330,7 +328,7 @@ def test_subscriptions_on_the_command_line(client: metatxn.Client, dev: DevServe
 
 
 def test_consume_says_what_is_wrong(dev: DevServer) -> None:
-    done = run(dev, "none", "--txn", uuid.uuid4().hex)
+    done = consume(dev, "none", "--txn", uuid.uuid4().hex)
     assert done.returncode != 0 and "--subscription" in done.stderr
-    done = run(dev, f"none-{uuid.uuid4().hex}", "--subscription", "s")
+    done = consume(dev, f"none-{uuid.uuid4().hex}", "--subscription", "s")
     assert done.returncode != 0 and "does not exist" in done.stderr

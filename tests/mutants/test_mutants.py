@@ -24,14 +24,19 @@ def test_a_mutant_fits_the_source(mutant: Mutant) -> None:
     """Each text is there exactly once, and what becomes of the file is another program."""
     edited: dict[str, str] = {}
     for edit in mutant.edits:
-        edited[edit.path] = edit.of(edited.get(edit.path) or (ROOT / edit.path).read_text())
+        edited[edit.path] = edit.of(edited.get(edit.path) or text_of(edit.path))
     for path, text in edited.items():
         assert ast.dump(ast.parse(text)) != program_of(path)
 
 
 @cache
+def text_of(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+@cache
 def program_of(path: str) -> str:
-    return ast.dump(ast.parse((ROOT / path).read_text()))
+    return ast.dump(ast.parse(text_of(path)))
 
 
 def test_the_table_is_in_order() -> None:

@@ -7,7 +7,6 @@ meets it, and what its log says afterwards.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
@@ -31,6 +30,7 @@ from metatxn.wire.problems import Problem
 from participants.api import rights
 from participants.service import BrokerService
 from participants.txn.header_mirror import HeaderMirror
+from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import COMMAND
 from tests.service.secured import Caller, secured
 from tests.service.security import TokenFile, bearer, public_pem, signed
@@ -214,17 +214,11 @@ async def test_a_signed_token_carries_its_rights(tmp_path: Path) -> None:
 # -- the command line ----------------------------------------------------------------------------------------------
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("METATXN_")}
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=inherited | environment)
-
-
 def test_nothing_secret_is_logged_or_listed(tmp_path: Path) -> None:
     """A server at its most talkative, good, wrong and expired tokens, in headers and in URLs; then its whole output is
     searched for each of them. The token comes from the command, and the client takes it from its variable."""
     made = json.loads(
-        run("token", "create", "--name", "ada", "--topic", "*=produce,consume,admin", "-o", "json").stdout
+        run_here("token", "create", "--name", "ada", "--topic", "*=produce,consume,admin", "-o", "json").stdout
     )
     token, entry = made["token"], made["entry"]
     (tmp_path / "tokens.toml").write_text(entry)
@@ -249,9 +243,9 @@ def test_nothing_secret_is_logged_or_listed(tmp_path: Path) -> None:
                     answers += [http.get("/v1/cluster", params={"token": presented})]
                     answers += [http.post("/v1/txns", headers=headers, content=b"{")]
                 assert not any(presented in answer.text for answer in answers)
-        listed = run("txn", "list", METATXN_URL=said["coordinator"], METATXN_TOKEN=token)
+        listed = run_here("txn", "list", METATXN_URL=said["coordinator"], METATXN_TOKEN=token)
         assert listed.returncode == 0, listed.stderr
-        denied = run("txn", "list", METATXN_URL=said["coordinator"], METATXN_TOKEN=wrong)
+        denied = run_here("txn", "list", METATXN_URL=said["coordinator"], METATXN_TOKEN=wrong)
         assert denied.returncode == 1 and denied.stderr.startswith("metatxn: ") and denied.stderr.count("\n") == 1
         with metatxn.connect(said["broker"], token=token) as client:
             client.create_topic("t")
@@ -276,7 +270,7 @@ def test_a_password_of_a_store_is_not_shown(tmp_path: Path) -> None:
         f"etcd://127.0.0.1:1?user=root&password_file={tmp_path / 'password'}",
         "zk://root:hunter2@127.0.0.1:1",
     ):
-        done = run("coordinator", "--store", url, "--port", "0", "--log-level", "debug")
+        done = run_here("coordinator", "--store", url, "--port", "0", "--log-level", "debug")
         assert done.returncode == 1, done.stderr
         assert "metatxn: " in done.stderr and "hunter2" not in done.stderr + done.stdout, url
 
@@ -285,7 +279,7 @@ def test_a_password_of_a_store_is_not_shown(tmp_path: Path) -> None:
 def test_another_address_than_this_machines_is_refused_without_authentication(command: str, tmp_path: Path) -> None:
     more = [] if command == "dev" else ["--store", "memory://"]
     more += [] if command == "coordinator" else ["--data-dir", str(tmp_path / "data")]
-    done = run(command, "--host", "0.0.0.0", *more)
+    done = run_here(command, "--host", "0.0.0.0", *more)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "--token-file" in done.stderr and "--allow-anonymous" in done.stderr
 
@@ -300,6 +294,6 @@ def test_another_address_than_this_machines_is_refused_without_authentication(co
     ],
 )
 def test_a_token_with_senseless_rights_is_not_made(arguments: list[str], problem: str) -> None:
-    done = run("token", "create", *arguments)
+    done = run_here("token", "create", *arguments)
     assert done.returncode == 1 and done.stdout == "" and problem in done.stderr
     assert done.stderr.startswith("metatxn: ") and done.stderr.count("\n") == 1

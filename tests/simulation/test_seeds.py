@@ -24,7 +24,7 @@ from tests.extent import usually
 from tests.simulation.run import Result, run_seed
 from tests.simulation.workloads import WORKLOADS
 
-SEEDS = usually(4, 25)
+SEEDS = usually(3, 25)
 """Of each row of `WORKLOADS`, where the bank has two."""
 NAMES = sorted(kind.name for kind in WORKLOADS)
 STORIES = sorted({(name, seed) for name in NAMES for seed in range(1, NAMES.count(name) * SEEDS + 1)})

@@ -24,7 +24,7 @@ from tests.coordinator.linearizability.verdict import verdict
 from tests.extent import usually
 
 ROUNDS = int(os.environ.get("METATXN_LINEARIZABLE_ROUNDS", "1"))
-ANSWERS = usually(1_500, 3_000)
+ANSWERS = usually(800, 3_000)
 
 
 @pytest.mark.timeout(300 * ROUNDS)

@@ -42,7 +42,7 @@ from tests.metastore.contract.model import Lost, Model
 from tests.metastore.factories import BY_COLOR, FACTORIES, ITEMS, Factory
 
 HISTORIES = settings(
-    max_examples=usually(10, 25),
+    max_examples=usually(6, 25),
     stateful_step_count=40,
     derandomize=True,
     database=None,

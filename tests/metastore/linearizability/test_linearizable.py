@@ -24,7 +24,7 @@ from tests.metastore.linearizability.run import run
 from tests.metastore.linearizability.verdict import verdict
 
 ROUNDS = int(os.environ.get("METATXN_LINEARIZABLE_ROUNDS", "1"))
-ANSWERS = usually(2_000, 4_000)
+ANSWERS = usually(1_000, 4_000)
 
 
 @pytest.fixture(params=sorted(DEPLOYMENTS))

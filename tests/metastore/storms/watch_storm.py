@@ -28,7 +28,7 @@ from tests.metastore.storms.evidence import PREFIX, Journal, Witness, write
 from tests.metastore.storms.places import Kind, ServedPlace, served
 from tests.metastore.storms.relay import Relay
 
-SECONDS = usually(3.0, 60.0)
+SECONDS = usually(1.5, 60.0)
 KILLS = usually(1, 10)
 TIMES_HELD_BACK = usually(1, 3)
 STORES = 2

@@ -23,7 +23,7 @@ HIDDEN = (
                 "HiddenIndex(ledger.id, ledger.entries, transactions)))",
             ),
         ),
-        tests=(f"{_PREFIXES}[Index-files-answered]", f"{_PREFIXES}[Index-files-unanswered]"),
+        tests=(f"{_PREFIXES}[Index-files-answered]", f"{_PREFIXES}[Index-objects-unanswered]"),
     ),
     Mutant(
         "index-not-synced",

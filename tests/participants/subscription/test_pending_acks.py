@@ -19,6 +19,7 @@ from metatxn.wire.position import Position
 from participants.subscription.cursor import Cursor
 from participants.subscription.pending_acks import Ack, AckConflict, AckState, PendingAckStore
 from participants.subscription.places import START, Place
+from tests.extent import usually
 from tests.participants.plain_providers import PENDING_ACKS
 
 T1, T2, T3 = (TxnId(0, number) for number in (1, 2, 3))
@@ -298,4 +299,4 @@ def test_any_order(kind: str) -> None:
         def __init__(self) -> None:
             super().__init__(PENDING_ACKS[kind])
 
-    run_state_machine_as_test(OfKind, settings=settings(max_examples=60, stateful_step_count=40))
+    run_state_machine_as_test(OfKind, settings=settings(max_examples=usually(30, 60), stateful_step_count=40))
