@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from xdist.remote import Producer
 
 from tests.extent import QUICK, is_quick, is_quick_file
 from tests.order import Scheduling, place_of
+
+# httpx looks for it with every request to an application in this process. It is not installed, and each look along the
+# whole path takes a third of a millisecond.
+sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
 
 # On top of the profile that hypothesis takes by itself, which in CI is another one.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

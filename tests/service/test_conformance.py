@@ -8,38 +8,11 @@ answers them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, settings
-from hypothesis.errors import Unsatisfiable
-from requests import RequestException
-from schemathesis import APIOperation, Case, GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.core.failures import FailureGroup
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-    unsupported_method,
-)
 
-from tests.extent import usually
 from tests.metatxn.dev_server import DevServer
-
-HELD = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    unsupported_method,
-]
-EXAMPLES = {GenerationMode.POSITIVE: usually(2, 15), GenerationMode.NEGATIVE: usually(1, 15)}
-"""Of each operation; more in `make test-all`."""
 
 
 @pytest.fixture(scope="module")
@@ -48,37 +21,11 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
         yield server
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize("service", ["coordinator", "broker"])
-def test_every_answer_is_on_the_page(dev: DevServer, service: str, mode: GenerationMode) -> None:
+def test_every_answer_is_on_the_page(dev: DevServer, service: str, mode: Literal["positive", "negative"]) -> None:
+    from tests.service.conformance import failures
+
     url = dev.coordinator_url if service == "coordinator" else dev.broker_url
-    page = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    operations = []
-    for found in page.get_all_operations():
-        assert isinstance(found, Ok), f"the page is not valid: {found}"
-        operations.append(found.ok())
-    assert len(operations) > 10
-    failures = [failure for operation in operations for failure in failures_of(operation, mode)]
-    assert not failures, "\n\n".join(failures)
-
-
-def failures_of(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode) -> Iterator[str]:
-    """At most one: the smallest request that is answered wrongly."""
-
-    @settings(
-        derandomize=True,
-        database=None,
-        deadline=None,
-        max_examples=EXAMPLES[mode],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=operation.as_strategy(generation_mode=mode))
-    def conforms(case: Case[Any]) -> None:
-        case.call_and_validate(checks=HELD)
-
-    try:
-        conforms()
-    except Unsatisfiable:
-        assert mode is GenerationMode.NEGATIVE  # it takes nothing that could be wrong
-    except (FailureGroup, RequestException) as failure:
-        yield f"{operation.label}: {failure}"
+    found = failures(url, mode)
+    assert not found, "\n\n".join(found)
