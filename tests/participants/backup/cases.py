@@ -49,10 +49,11 @@ class CutStore(WrappedStore):
 
 
 class BackupCase:
-    def __init__(self, world: World, directory: Path, device: DeviceKind) -> None:
+    def __init__(self, world: World, directory: Path, device: DeviceKind, into: MetadataStore | None = None) -> None:
+        """It is restored into the empty store `into`, or into one in memory."""
         self.world = world
         self.place = BackupPlace(Bucket(MemoryObjects()))
-        self.restored = World(directory / "restored", device)
+        self.restored = World(directory / "restored", device, into)
         self.restored._time_ms = count(RESTORED_MS)
 
     async def lawful(self) -> None:

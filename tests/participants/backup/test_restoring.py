@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from metastore.backends.memory import MemoryStore
+from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.errors import StoreUnavailable, StoreWentBack
 from metastore.incarnation import IDS_PER_MS, IncarnationGuard
@@ -101,14 +101,14 @@ async def test_only_empty_places_are_filled(case: BackupCase) -> None:
     assert await committed(segment) == ["a"]
 
 
-async def restored_into(case: BackupCase, manifest: Manifest, store: MemoryStore, storage: LedgerStorage) -> Restored:
+async def restored_into(case: BackupCase, manifest: Manifest, store: MetadataStore, storage: LedgerStorage) -> Restored:
     return await BackupRestorer(store, [storage], case.place, case.restored.now_ms).restore(manifest)
 
 
 class Ending(WrappedStore):
     """Its process dies before the apply of this number."""
 
-    def __init__(self, inner: MemoryStore, last: int) -> None:
+    def __init__(self, inner: MetadataStore, last: int) -> None:
         super().__init__(inner)
         self._left = last
 

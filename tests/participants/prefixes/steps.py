@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import obstore
 from obstore.store import ObjectStore
 
-from metastore.backends.memory import MemoryStore
+from metastore.api import MetadataStore
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Batch
 from participants.common.signal import Signal
@@ -82,7 +82,7 @@ class InPlace(Executor):
 class MortalStore(FaultyStore):
     """One process's way to a store that others have, too."""
 
-    def __init__(self, steps: Steps, inner: MemoryStore) -> None:
+    def __init__(self, steps: Steps, inner: MetadataStore) -> None:
         super().__init__(inner)
         self._steps = steps
 
@@ -91,7 +91,7 @@ class MortalStore(FaultyStore):
             raise StoreUnavailable("the process is dead")
 
     async def _apply(self, batch: Batch) -> Applied:
-        before = self.inner._revision
+        before = await self.inner.current_revision()
         applied = await self.inner.apply(batch)
         if applied.revision > before and not self._steps.done(f"apply {' '.join([*batch.puts, *batch.deletes])}"):
             raise OutcomeUnknown("the process is dead")

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from metastore.api import Ephemeral, StoredIndexes
+from metastore.api import Ephemeral, MetadataStore, StoredIndexes
 from metastore.backends.memory import MemoryStore
 from metastore.errors import MetastoreError
 from metastore.txn import paths
@@ -61,10 +61,11 @@ class HeldRead:
 
 
 class FaultyStore(StoredIndexes):
-    def __init__(self, inner: MemoryStore | None = None) -> None:
+    def __init__(self, inner: MetadataStore | None = None) -> None:
         """With `inner` one process's view of a store that others have, too: its faults are its own."""
         super().__init__(INDEXES)
         self.inner = inner or MemoryStore(INDEXES)
+        self.max_batch_bytes = self.inner.max_batch_bytes
         self.applied: list[Batch] = []
         self.ranged: list[str] = []
         """Where each range that was read began."""
@@ -96,6 +97,7 @@ class FaultyStore(StoredIndexes):
 
     def cut_watches(self) -> None:
         """Every watch loses its backlog and delivers a gap, as after a compaction or an expired session."""
+        assert isinstance(self.inner, MemoryStore), "a real store cuts its watches itself"
         self.inner._log.resync(self.inner._revision, "cut")
 
     async def apply(self, batch: Batch) -> Applied:

@@ -74,9 +74,9 @@ async def test_new_messages_are_refused_and_everything_else_goes_on(topic: Consu
 async def test_a_refused_publish_of_a_transaction_leaves_no_intent(topic: Consuming) -> None:
     txn = await topic.world.begin()
     await fill(topic, 95)
-    before = topic.world.store.inner._revision
+    before = await topic.world.store.inner.current_revision()
     assert await published(topic, "a", f"?txn_id={txn}") == ErrorCode.STORAGE_FULL
-    assert topic.world.store.inner._revision == before
+    assert await topic.world.store.inner.current_revision() == before
 
 
 async def test_a_retry_of_what_was_appended_is_answered(topic: Consuming) -> None:

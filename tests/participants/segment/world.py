@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 
+from metastore.api import MetadataStore
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
@@ -86,8 +87,9 @@ class Node(OnDevice):
 
 
 class World:
-    def __init__(self, directory: Path, device: DeviceKind = "local") -> None:
-        self.store = FaultyStore()
+    def __init__(self, directory: Path, device: DeviceKind = "local", store: MetadataStore | None = None) -> None:
+        """On `store`, if there is one, and otherwise on one in memory."""
+        self.store = FaultyStore(store)
         self.max_ledger_bytes = DEFAULT_MAX_LEDGER_BYTES
         self._directory = directory
         self._device = device
