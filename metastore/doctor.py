@@ -40,6 +40,14 @@ async def examine(store: MetadataStore) -> AsyncIterator[Examined]:
         async for settings in settings_of(store):
             for examined in settings.examined():
                 yield Examined(*examined)
+    elif store.kind == "zk":
+        from metastore.backends import zookeeper_settings
+        from metastore.backends.zookeeper import ZooKeeperStore
+
+        assert isinstance(store, ZooKeeperStore)
+        async for server in zookeeper_settings.settings_of_servers(store):
+            for examined in server.examined():
+                yield Examined(*examined)
     async for examined_storage in _storages(store):
         yield examined_storage
 

@@ -380,7 +380,7 @@ class ZooKeeperServer:
             "clientPortAddress": "127.0.0.1",
             "admin.enableServer": "false",
             "maxClientCnxns": 0,
-            "4lw.commands.whitelist": "srvr,mntr",
+            "4lw.commands.whitelist": "srvr,mntr,conf",
             **self.settings,
         }
         config = self._directory / "zoo.cfg"

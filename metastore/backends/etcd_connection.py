@@ -141,15 +141,14 @@ class _Routed:
 class EtcdConnection:
     """Stubs for the member in use. Every call has a deadline; `ask` is for requests that may be sent twice."""
 
-    def __init__(
-        self, endpoints: Sequence[str], root: str, credentials: grpc.ChannelCredentials | None, login: Login | None
-    ) -> None:
+    def __init__(self, endpoints: Sequence[str], root: str, tls: Tls | None, login: Login | None) -> None:
+        self.tls = tls
         self.endpoints = ", ".join(endpoints)
         self._root = root
         self._login = login
         self.metadata: list[tuple[str, str]] = []
         self._renewal: asyncio.Task[None] | None = None
-        self.members = EtcdMembers(endpoints, credentials)
+        self.members = EtcdMembers(endpoints, grpc.ssl_channel_credentials(*tls.pem()) if tls else None)
         self._learning: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         requests = _Routed(lambda: self.members.in_use.requests)
@@ -165,10 +164,9 @@ class EtcdConnection:
     ) -> EtcdConnection:
         """Open the channels; nothing is sent yet. `root` is only for messages. Raises `InvalidCredentials`."""
         assert endpoints, "at least one endpoint"
-        credentials = None
-        if tls or any(endpoint.startswith("https://") for endpoint in endpoints):
-            credentials = grpc.ssl_channel_credentials(*(tls or Tls()).pem())
-        return cls(endpoints, root, credentials, login)
+        if tls is None and any(endpoint.startswith("https://") for endpoint in endpoints):
+            tls = Tls()
+        return cls(endpoints, root, tls, login)
 
     @property
     def ready(self) -> bool:

@@ -95,10 +95,6 @@ class EtcdMembers:
         self._learning = asyncio.Lock()
 
     @property
-    def tls(self) -> bool:
-        return self._credentials is not None
-
-    @property
     def all(self) -> list[EtcdMember]:
         return self._given + self._learned
 

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 import grpc
 
+from metastore.backends.credentials import Tls
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_connection import is_compacted
 from metastore.backends.etcd_stubs import RangeRequest
@@ -92,7 +93,7 @@ async def settings_of(store: EtcdStore) -> AsyncIterator[EtcdSettings]:
             max_txn_ops = count
             break
     for member in store.connection.members.all:
-        told, silence = await _metrics_of(member.address, tls=store.connection.members.tls)
+        told, silence = await _metrics_of(member.address, store.connection.tls)
         quota, size = told.get("etcd_server_quota_backend_bytes"), told.get("etcd_mvcc_db_total_size_in_bytes")
         yield EtcdSettings(
             member.address,
@@ -116,12 +117,10 @@ async def _has_all_history(store: EtcdStore) -> bool:
     return True
 
 
-async def _metrics_of(address: str, *, tls: bool) -> tuple[dict[str, float], str | None]:
+async def _metrics_of(address: str, tls: Tls | None) -> tuple[dict[str, float], str | None]:
     """What a member tells by HTTP, with its version as the name `version <number>`; or why it does not."""
-    if tls:
-        return {}, "its metrics are behind TLS"
     try:
-        text = await asyncio.to_thread(_get, f"http://{address}/metrics")
+        text = await asyncio.to_thread(_get, f"{'https' if tls else 'http'}://{address}/metrics", tls)
     except (URLError, OSError, ValueError) as error:
         return {}, f"its metrics cannot be read: {error}"
     return parsed_metrics(text), None
@@ -137,7 +136,7 @@ def parsed_metrics(text: str) -> dict[str, float]:
     return found
 
 
-def _get(url: str) -> str:
-    with urlopen(url, timeout=METRICS_WITHIN_S) as answer:
+def _get(url: str, tls: Tls | None) -> str:
+    with urlopen(url, timeout=METRICS_WITHIN_S, context=tls.context() if tls else None) as answer:
         body: bytes = answer.read(4 << 20)
     return body.decode(errors="replace")

@@ -112,6 +112,10 @@ class ZooKeeperStore(StoredIndexes):
         self._ephemerals: Ephemerals | None = None
         self._closed = False
 
+    @property
+    def connection(self) -> ZooKeeperConnection:
+        return self._connection
+
     def command_for(self, key: str) -> str:
         return f"zkCli.sh get {shlex.quote(self._paths.record(key))}"
 

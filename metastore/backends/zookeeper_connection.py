@@ -156,6 +156,7 @@ class ZooKeeperConnection:
         self, hosts: Sequence[str], session_timeout_s: float, tip: str, tls: Tls | None, login: Login | None
     ) -> None:
         self.hosts = ",".join(hosts)
+        self.tls = tls
         self._user = login.user if login else None
         self._tip = tip
         self._tip_read = get_data(tip)

@@ -16,6 +16,7 @@ import pytest
 
 from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
+from metastore.doctor import examine
 from metastore.errors import StoreUnavailable
 from metastore.types import Changes
 from metastore.urls import open_store
@@ -82,6 +83,15 @@ async def test_everything_works_with_a_client_certificate(strict_server: EtcdSer
     await hold_small_contract(store, other)
     await store.close()
     await other.close()
+
+
+async def test_the_doctor_reads_the_quota_over_tls(strict_server: EtcdServer, authority: Authority) -> None:
+    client = authority.sign("doctor")
+    url = f"etcd://{strict_server.endpoint}/doctor?ca={authority.ca}&cert={client.cert}&key={client.key}"
+    store = await opened(url)
+    found = {each.check: each.verdict async for each in examine(store)}
+    await store.close()
+    assert found["etcd quota"] == found["etcd version"] == "ok", found
 
 
 async def test_a_certificate_that_nobody_trusts_is_named(

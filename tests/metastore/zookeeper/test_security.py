@@ -23,12 +23,13 @@ from metastore.api import MetadataStore
 from metastore.backends.credentials import Tls
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.backends.zookeeper_connection import _Handler
+from metastore.doctor import examine
 from metastore.errors import StoreUnavailable
 from metastore.urls import InvalidStoreUrl, open_store
 from tests.certificates import Authority
 from tests.metastore.small_contract import hold_small_contract
 from tests.metatxn.command_line import error_line, run
-from tests.servers import ZooKeeperServer, debian_zookeeper, pyspark_zookeeper
+from tests.servers import ZooKeeperServer, debian_zookeeper, free_port, pyspark_zookeeper
 
 PASSWORD = "correct:horse battery"
 # Many times what a call may take.
@@ -88,6 +89,25 @@ async def test_everything_works_over_tls(tls_server: ZooKeeperServer, authority:
 async def test_everything_works_with_a_client_certificate(strict_server: ZooKeeperServer, authority: Authority) -> None:
     client = authority.sign("client")
     await hold(f"zk://{strict_server.secure_endpoint}/strict?ca={authority.ca}&cert={client.cert}&key={client.key}")
+
+
+async def test_the_doctor_sees_the_settings_with_and_without_tls(
+    tls_server: ZooKeeperServer, authority: Authority
+) -> None:
+    """The server has short ticks, so that sessions may be short: a session of 6 s lasts as long."""
+    for url in (f"{tls_server.secure_endpoint}/doctor?ca={authority.ca}", f"{tls_server.endpoint}/doctor"):
+        store = await opened(f"zk://{url}")
+        found = {each.check: each.what async for each in examine(store)}
+        await store.close()
+        assert found["zookeeper version"] == f"version {tls_server.version()}"
+        assert found["zookeeper mode"] == "standalone" and "MiB" in found["zookeeper log"]
+        assert found["zookeeper maxClientCnxns"] == "any number of connections from one address"
+        assert found["zookeeper sessions"] == "a session of 6 s lasts 6 s"
+    away = f"127.0.0.1:{free_port()}"
+    store = await opened(f"zk://{tls_server.endpoint},{away}/doctor")
+    wrong = {(each.check, each.about) async for each in examine(store) if each.verdict == "problem"}
+    await store.close()
+    assert wrong == {("zookeeper mode", f"zookeeper {tls_server.endpoint}"), ("zookeeper", f"zookeeper {away}")}
 
 
 async def test_large_answers_arrive_whole_over_tls(tls_server: ZooKeeperServer, authority: Authority) -> None:
