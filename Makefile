@@ -25,7 +25,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-capacity bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-capacity bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test ops-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -195,6 +195,9 @@ helm-test: setup  ## Lint and render the Helm chart, and validate it by Kubernet
 	@[ -x "$(HELM)" ] || GOBIN=$(abspath build/helm) go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 	$(BIN)/python -m pip install --quiet --editable '.[helm]'
 	$(BIN)/python -m tests.helm $(HELM)
+
+ops-test: setup  ## A real Prometheus scrapes a real cluster: each alert fires by its fault, made for real (root, for a small disk)
+	$(BIN)/python -m tests.ops
 
 dashboards: $(STAMP)  ## Write Grafana's dashboards to ops/grafana
 	$(BIN)/python scripts/dashboards.py

@@ -63,6 +63,11 @@ class Service:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was never started"
+        return self._process.pid
+
     async def stop(self) -> None:
         """As an operator does; returns when it has ended."""
         self._wanted.clear()

@@ -1,0 +1,119 @@
+"""A real cluster for the alerts: etcd, two coordinators and two brokers, each with a way to etcd of its own that can be
+cut, and a small disk below the ledgers of the first broker. Clients put a steady, light load on it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+import metatxn
+from metatxn.client import AsyncClient
+from tests.chaos.cluster import QUOTA
+from tests.chaos.disk import Disk
+from tests.chaos.service import Service
+from tests.metastore.storms.relay import Relay
+from tests.servers import EtcdServer, free_port
+
+COORDINATORS, BROKERS = ("coordinator-1", "coordinator-2"), ("broker-1", "broker-2")
+SWEEPS = [
+    *("--timeout-sweep-interval-ms", "500", "--gc-interval-ms", "1000", "--gc-retention-ms", "2000"),
+    *("--max-clock-skew-ms", "0"),
+]
+DISK_SIZE = "256m"
+POLL_S = 0.2
+
+
+class LiveCluster:
+    """`services` and their `ways` to etcd by name; `disk` is that of `broker-1`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.services: dict[str, Service] = {}
+        self.ways: dict[str, Relay] = {}
+        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in (*COORDINATORS, *BROKERS)}
+        self.disk: Disk
+        self.etcd: EtcdServer
+        self.client: AsyncClient
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._directory.mkdir(parents=True)
+        async with AsyncExitStack() as stack:
+            self.disk = Disk(self._directory / "disk", DISK_SIZE)
+            stack.callback(self.disk.close)
+            self.etcd = EtcdServer(self._directory / "etcd", flags=QUOTA)
+            await asyncio.to_thread(stack.enter_context, self.etcd)
+            for name in self.addresses:
+                self.ways[name] = await stack.enter_async_context(Relay(self.etcd.port))
+                self.services[name] = Service(name, partial(self._command, name), self._log(name))
+                stack.push_async_callback(self.services[name].close)
+                self.services[name].launch()
+            await self.ready()
+            self.client = await stack.enter_async_context(
+                metatxn.connect_async(f"http://{self.addresses['coordinator-1']}", request_timeout_s=5)
+            )
+            yield
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _command(self, name: str) -> list[str]:
+        role, port = name.partition("-")[0], self.addresses[name].partition(":")[2]
+        command = [sys.executable, "-m", "metatxn", role, "--port", port]
+        command += ["--store", f"etcd://127.0.0.1:{self.ways[name].port}/ops"]
+        if name in COORDINATORS:
+            return command + SWEEPS
+        directory = self.disk.path if name == "broker-1" else self._directory
+        return [*command, "--data-dir", str(directory / name), "--max-ledger-bytes", str(256 << 10)]
+
+    def data_dir(self, name: str) -> Path:
+        return (self.disk.path if name == "broker-1" else self._directory) / name
+
+    async def ready(self) -> None:
+        async with httpx.AsyncClient(timeout=5) as http:
+            for address in self.addresses.values():
+                while True:
+                    with suppress(httpx.TransportError):
+                        if (await http.get(f"http://{address}/readyz")).is_success:
+                            break
+                    await asyncio.sleep(POLL_S)
+
+    async def topic_on(self, broker: str, name: str) -> str:
+        """A new topic with one segment, which belongs to the broker that makes it."""
+        async with httpx.AsyncClient(base_url=f"http://{self.addresses[broker]}", timeout=30) as http:
+            made = (await http.post("/v1/topics", json={"name": name, "segments": 1})).raise_for_status().json()
+        assert made["segments"][0]["owner"] == f"http://{self.addresses[broker]}"
+        return str(made["name"])
+
+    async def load(self, topic: str) -> None:
+        """Transactions, messages and a consumer, until it is cancelled. What fails is repeated."""
+        await self.client.create_subscription(topic, "load")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(forever(self._transaction, topic))
+            tasks.create_task(forever(self._consume, topic))
+
+    async def _transaction(self, topic: str) -> None:
+        async with self.client.transaction() as txn:
+            await self.client.producer(topic).send({"id": 1}, txn=txn)
+        await asyncio.sleep(0.1)
+
+    async def _consume(self, topic: str) -> None:
+        async with self.client.consumer(topic, "load") as consumer:
+            while True:
+                if found := await consumer.receive_many(timeout_s=1):
+                    await consumer.acknowledge(found)
+
+
+async def forever(work: Callable[..., Awaitable[object]], *arguments: str) -> None:
+    """Do it again and again. What fails is tried again after a pause."""
+    while True:
+        try:
+            await work(*arguments)
+        except metatxn.MetatxnError:
+            await asyncio.sleep(POLL_S)
