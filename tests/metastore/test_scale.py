@@ -33,7 +33,7 @@ from participants.txn.materializer import materialize
 from tests.extent import usually
 from tests.metastore.opening import fresh_url
 from tests.metastore.test_check import SEGMENT, create_topic
-from tests.test_source import modules
+from tests.test_source import modules, room_of, tree_of
 
 PAGE = 500
 CALLERS = 500
@@ -211,7 +211,7 @@ def test_no_range_is_deleted_that_could_be_large() -> None:
     """etcd 3.4 keeps the buffer of its largest write: after one delete over 100,000 keys it answers 371 checked writes
     a second instead of 8,500, until it is restarted. So records are deleted by their names, in applies that are
     limited; nothing but the stores themselves speaks of ranges."""
-    for package, path in modules():
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    for path in modules():
+        calls = [node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
         named = [call.attr for call in calls if isinstance(call, ast.Attribute)]
-        assert package == "metastore" or "delete_range" not in named, f"{path.name} deletes a range"
+        assert "delete_range" not in named or room_of(path) == "metastore", f"{path} deletes a range"
