@@ -19,7 +19,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from participants.service import BrokerService
 from tests.links import anchors
-from tests.ops.series import FAULTS, HEALTHY
+from tests.ops.series import FAULTS, HEALTHY, C
 from tests.test_contract import exposed, metrics_of_coordinator
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +62,16 @@ def test_each_alert_fires_on_its_fault_and_none_on_a_healthy_cluster(tmp_path: P
     assert [alert["alert"] for alert in ALERTS] == [*FAULTS]
     stories = [story(name, changes, [name]) for name, changes in FAULTS.items()]
     done = judged(tmp_path, [story("healthy", {}, []), *stories])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_where_no_request_has_ever_failed_the_part_of_failures_is_zero(tmp_path: Path) -> None:
+    """Not unknown, as it would be without a series of failures."""
+    healthy = story("nothing has failed", {}, [])
+    healthy["input_series"] = [each for each in healthy["input_series"] if 'status="503"' not in each["series"]]
+    expected = {"labels": f"metatxn:request_failures:ratio5m{{{C}}}", "value": 0}
+    failures = {"expr": "metatxn:request_failures:ratio5m", "eval_time": LATE, "exp_samples": [expected]}
+    done = judged(tmp_path, [healthy | {"promql_expr_test": [failures]}])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
