@@ -8,7 +8,7 @@ import subprocess
 from types import TracebackType
 from typing import Self
 
-from tests.metatxn.dev_server import COMMAND
+from tests.forked import Metatxn
 
 STOP_TIMEOUT_S = 120
 
@@ -17,15 +17,13 @@ class CoordinatorProcess:
     """Answers on `url` inside its `with`; what is still running at the end of it is killed."""
 
     def __init__(self, store_url: str, *options: str) -> None:
-        self._command = [*COMMAND, "coordinator", "--store", store_url, "--port", "0", "-o", "json"]
+        self._command = ["coordinator", "--store", store_url, "--port", "0", "-o", "json"]
         self._command += ["--log-level", "info", *options]
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
+        self._process = Metatxn(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=1)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"it did not start: exit code {self._process.wait()}"

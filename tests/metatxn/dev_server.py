@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.forked import Metatxn
+
 STOP_TIMEOUT_S = 120
 COMMAND = [sys.executable, "-c", "from metatxn.cli.main import main; main()"]
 
@@ -19,14 +21,14 @@ class DevServer:
 
     def __init__(self, data_dir: Path, *options: str, port: int = 0, broker_port: int = 0) -> None:
         ports = ["--port", str(port), "--broker-port", str(broker_port)]
-        self._command = [*COMMAND, "dev", "--data-dir", str(data_dir), *ports, "-o", "json", *options]
+        self._command = ["dev", "--data-dir", str(data_dir), *ports, "-o", "json", *options]
         self._process: subprocess.Popen[str] | None = None
         self.coordinator_url = ""
         self.broker_url = ""
 
     def start(self) -> None:
         assert self._process is None
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self._process = Metatxn(self._command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"it did not start: exit code {self._process.wait()}"

@@ -15,7 +15,7 @@ import metatxn
 from metatxn.frames import values_of
 from metatxn.wire.broker import Isolation
 from tests.coordinator.processes import CoordinatorProcess
-from tests.metatxn.dev_server import COMMAND
+from tests.forked import Metatxn
 from tests.metatxn.waiting import eventually
 from tests.servers import EtcdServer
 
@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 class BrokerProcess:
     def __init__(self, store_url: str, log: Path, environment: Mapping[str, str], *options: str) -> None:
-        self._command = [*COMMAND, "broker", "--store", store_url, "--port", "0", "-o", "json", *options]
+        self._command = ["broker", "--store", store_url, "--port", "0", "-o", "json", *options]
         self._environment = {**os.environ, **environment}
         self._log = log
         self._process: subprocess.Popen[str] | None = None
@@ -33,9 +33,7 @@ class BrokerProcess:
 
     def start(self) -> Self:
         with self._log.open("a") as errors:
-            self._process = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=errors, text=True, env=self._environment
-            )
+            self._process = Metatxn(self._command, stdout=subprocess.PIPE, stderr=errors, env=self._environment)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"it did not start: {self._log.read_text()[-2000:]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from tests.metatxn.dev_server import COMMAND
+from tests.forked import Metatxn
 from tests.servers import EtcdServer, free_port
 
 Store = Literal["sqlite", "etcd"]
@@ -19,14 +19,14 @@ class Service:
     """`metatxn dev`, `coordinator` or `broker`: `start` after `kill` goes on with the same data at the same place."""
 
     def __init__(self, kind: str, log: Path, *options: str) -> None:
-        self._command = [*COMMAND, kind, "-o", "json", *options]
+        self._command = [kind, "-o", "json", *options]
         self._log = log
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Returns when it serves."""
         with self._log.open("a") as errors:
-            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self._process = Metatxn(self._command, stdout=subprocess.PIPE, stderr=errors)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line and json.loads(line), f"it did not start: {self._log.read_text()[-2000:]}"
