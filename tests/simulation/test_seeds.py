@@ -1,7 +1,7 @@
 """Goal: every promise holds in worlds in which everything fails; and a seed is one story, told the same way every time,
 so that a failure can be replayed.
 
-Method: the first seeds of every workload, five times as many in `make test-all`; `make simulate` runs more. These are
+Method: the first seeds of every workload, many more in `make test-all`; `make simulate` runs thousands. These are
 the seeds with which `make mutants` begins, so what a mutant's row says of them holds here. The workload `log` has plain
 producers only, no transactions; of `library`, one seed in twenty has so many faults that none of its consumers begins
 one within the minute. The first story of each workload is told again, in the reverse order, by a process that hashes
