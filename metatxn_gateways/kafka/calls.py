@@ -15,11 +15,14 @@ from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, 
 from metatxn_gateways.kafka.producers import EPOCH, Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from participants.broker.broker import Broker
+from participants.ledger.offsets import first_offset
 from participants.segment.segment import Segment
 
 CLUSTER = "metatxn"
 NO_TIME = timedelta(0)
-_EARLIEST, _LATEST = -2, -1
+_EARLIEST, _LATEST, _OF_MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -2, -1, -3, -4, -5
+_OFFERED_SINCE = {_OF_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
+"""The version of ListOffsets in which one can ask for it."""
 _COORDINATED = (0, 1)
 """What FindCoordinator is asked for: groups and transactions."""
 
@@ -130,6 +133,8 @@ class Calls:
             require_right(request.caller, "consume", topic)
             segment = await self._partitions.segment(topic, wanted.partition_index)
             epoch = segment.ownership.generation
+            if _OFFERED_SINCE.get(wanted.timestamp, 0) > response.version:
+                raise KafkaError(KafkaCode.UNSUPPORTED_VERSION)
             offset, at_ms = await self._offset_at(segment, wanted.timestamp, committed=bool(request.isolation_level))
         except REFUSALS as error:
             code = code_of(error)
@@ -144,15 +149,26 @@ class Calls:
 
     async def _offset_at(self, segment: Segment, at_ms: int, *, committed: bool) -> tuple[int, int]:
         """By the time at which a batch was published here, and not by that in its records."""
-        if at_ms == _EARLIEST:
+        if at_ms in (_EARLIEST, _EARLIEST_LOCAL):
             return await self._partitions.start_of(segment), -1
+        if at_ms == _LATEST_TIERED:
+            return -1, -1  # all of a segment is at one place
         end = await segment.offsets.stable_end() if committed else segment.offsets.end
         if at_ms == _LATEST:
             return end, -1
+        if at_ms == _OF_MAX_TIMESTAMP:
+            return await self._last_before(segment, end)
         if at_ms < 0:
             raise KafkaError(KafkaCode.UNSUPPORTED_VERSION)
         offset = await segment.offsets.after((await segment.reader.position_at(at_ms)).before)
         return (offset, at_ms) if offset < end else (-1, -1)
+
+    async def _last_before(self, segment: Segment, end: int) -> tuple[int, int]:
+        """The first message of the last batch before `end`: all of a batch are of one time. -1 if there is none."""
+        if await self._partitions.start_of(segment) >= end:
+            return -1, -1
+        page = await segment.reader.read_uncommitted(await segment.offsets.place_of(end - 1), 1)
+        return first_offset(page.frames[0]), page.frames[0].publish_ms
 
     async def offset_for_leader_epoch(self, request: CallRequest, response: CallResponse) -> Any:
         topics = []

@@ -52,7 +52,7 @@ _R = KafkaRequest
 OFFERED: dict[int, range] = {
     _R.PRODUCE: produce.VERSIONS,
     _R.FETCH: fetch.VERSIONS,
-    _R.LIST_OFFSETS: range(1, 7),
+    _R.LIST_OFFSETS: range(1, 10),
     _R.METADATA: range(1, 13),
     _R.OFFSET_COMMIT: range(2, 10),
     _R.OFFSET_FETCH: range(1, 9),

@@ -310,6 +310,7 @@ async def test_offsets_in_transactions_are_what_the_schemas_say_in_every_version
 async def test_places_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:
     await gateway.create("t")
     await produced(gateway, 8, batch(b"a", b"b"))
+    await produced(gateway, 8, batch(b"c"))
     host, _, port = gateway.listener.address.rpartition(":")
     for version in OFFERED[10]:
         for kind in (0, 1):
@@ -319,13 +320,19 @@ async def test_places_are_what_the_schemas_say_in_every_version(gateway: Gateway
             assert (code, found.host, found.port) == (0, host, int(port))
     assert (await code_in(gateway, 10, 6, "FindCoordinatorRequest", **fields | {"key_type": 2}))[1] == 42
     for version in OFFERED[2]:
-        for at_ms, expected in ((-2, 0), (-1, 2), (1, 0), (10**15, -1)):
+        for at_ms, since, expected in (
+            *((-2, 1, 0), (-1, 1, 3), (1, 1, 0), (10**15, 1, -1)),
+            *((-3, 7, 2), (-4, 8, 0), (-5, 9, -1)),
+        ):
             place = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": at_ms}
             part = made(2, version, "ListOffsetsPartition", **place)
             topic = made(2, version, "ListOffsetsTopic", name="t", partitions=(part,))
             wanted = {"replica_id": -1, "isolation_level": 0, "topics": (topic,)}
             answer, code = await code_in(gateway, 2, version, "ListOffsetsRequest", **wanted)
-            assert (code, answer.topics[0].partitions[0].offset) == (0, expected), (version, at_ms)
+            found = answer.topics[0].partitions[0]
+            unsupported = KafkaCode.UNSUPPORTED_VERSION
+            assert (code, found.offset) == ((0, expected) if version >= since else (unsupported, -1)), (version, at_ms)
+            assert (found.timestamp > 0) == (at_ms == 1 or (at_ms == -3 and version >= since))
     for version in OFFERED[3]:
         topic = made(3, version, "MetadataRequestTopic", name="t", topic_id=None)
         asking = {"topics": (topic,), "allow_auto_topic_creation": False}
