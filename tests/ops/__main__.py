@@ -14,7 +14,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tests.ops.live_cluster import BROKERS, COORDINATORS, LiveCluster
+from tests.ops.live_cluster import BROKERS, COORDINATORS, LOCAL, LiveCluster
 from tests.ops.live_faults import NOT_MADE, STORIES, make
 from tests.ops.live_rules import Prometheus
 from tests.ops.test_dashboards import expressions
@@ -45,9 +45,7 @@ async def main(directory: Path) -> None:
         with Prometheus(directory / "prometheus", targets) as prometheus:
             while not await prometheus.ready():
                 await asyncio.sleep(0.2)
-            loads = [
-                asyncio.create_task(cluster.load(await cluster.topic_on(name, f"load-{name}"))) for name in BROKERS
-            ]
+            loads = [asyncio.create_task(cluster.load(await cluster.topic_on(name, f"load-{name}"))) for name in LOCAL]
             await _healthy(prometheus)
             for story in STORIES:
                 async with AsyncExitStack() as faults:

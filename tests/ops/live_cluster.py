@@ -1,5 +1,8 @@
-"""A real cluster for the alerts: etcd, two coordinators and two brokers, each with a way to etcd of its own that can be
-cut, and a small disk below the ledgers of the first broker. Clients put a steady, light load on it."""
+"""A real cluster for the alerts: etcd, two coordinators, two brokers with local files, and two with an object store.
+
+Each has a way to etcd of its own that can be cut, and below the ledgers of the first broker is a small disk. Clients
+put a steady, light load on it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from tests.chaos.service import Service
 from tests.metastore.storms.relay import Relay
 from tests.servers import EtcdServer, free_port
 
-COORDINATORS, BROKERS = ("coordinator-1", "coordinator-2"), ("broker-1", "broker-2")
+COORDINATORS = ("coordinator-1", "coordinator-2")
+LOCAL, SHARED = ("broker-1", "broker-2"), ("broker-3", "broker-4")
+"""Brokers with files of their own, and those of one object store."""
+BROKERS = (*LOCAL, *SHARED)
 SWEEPS = [
     *("--timeout-sweep-interval-ms", "500", "--gc-interval-ms", "1000", "--gc-retention-ms", "2000"),
     *("--max-clock-skew-ms", "0"),
@@ -69,8 +75,9 @@ class LiveCluster:
         command += ["--store", f"etcd://127.0.0.1:{self.ways[name].port}/ops"]
         if name in COORDINATORS:
             return command + SWEEPS
-        directory = self.disk.path if name == "broker-1" else self._directory
-        return [*command, "--data-dir", str(directory / name), "--max-ledger-bytes", str(256 << 10)]
+        if name in SHARED:
+            return [*command, "--storage", f"file://{self._directory / 'objects'}"]
+        return [*command, "--data-dir", str(self.data_dir(name)), "--max-ledger-bytes", str(256 << 10)]
 
     def data_dir(self, name: str) -> Path:
         return (self.disk.path if name == "broker-1" else self._directory) / name
@@ -84,12 +91,11 @@ class LiveCluster:
                             break
                     await asyncio.sleep(POLL_S)
 
-    async def topic_on(self, broker: str, name: str) -> str:
-        """A new topic with one segment, which belongs to the broker that makes it."""
+    async def topic_on(self, broker: str, name: str, segments: int = 1) -> str:
+        """A new topic on the storage of the broker that makes it."""
         async with httpx.AsyncClient(base_url=f"http://{self.addresses[broker]}", timeout=30) as http:
-            made = (await http.post("/v1/topics", json={"name": name, "segments": 1})).raise_for_status().json()
-        assert made["segments"][0]["owner"] == f"http://{self.addresses[broker]}"
-        return str(made["name"])
+            made = await http.post("/v1/topics", json={"name": name, "segments": segments})
+            return str(made.raise_for_status().json()["name"])
 
     async def load(self, topic: str) -> None:
         """Transactions, messages and a consumer, until it is cancelled. What fails is repeated."""
