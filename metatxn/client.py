@@ -37,8 +37,9 @@ from metatxn.json_messages import encoded_message
 from metatxn.outgoing import BATCH_MESSAGES
 from metatxn.paging import Listing, Paged
 from metatxn.producer import BATCH_BYTES, AsyncProducer, message_batching
-from metatxn.reader import AsyncReader, milliseconds
+from metatxn.reader import AsyncReader, Message, milliseconds
 from metatxn.redrive import move_letters, reader_name
+from metatxn.retry_later import put_off
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import OnError, read_topics
 from metatxn.topic_requests import TopicRequests
@@ -47,6 +48,7 @@ from metatxn.transaction import AsyncTransaction, inside
 from metatxn.transaction_requests import TransactionRequests
 from metatxn.transport.api import Transport
 from metatxn.wire.broker import (
+    DEFAULT_MAX_REDELIVERIES,
     Isolation,
     PublishMessagesAnswer,
     SeekAnswer,
@@ -406,6 +408,40 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
             return await move_letters(
                 to, consumer, producer, self.transaction, math.inf if limit is None else limit, for_s
             )
+
+    async def retry_later(
+        self,
+        consumer: AsyncConsumer | AsyncTopicsConsumer,
+        message: Message | Sequence[Message],
+        after: timedelta,
+        retry_topic: str,
+        *,
+        max_retries: int = DEFAULT_MAX_REDELIVERIES,
+        dead_letter_topic: str | None = None,
+        txn: AsyncTransaction | None = None,
+    ) -> None:
+        """Put off messages that `consumer` has received: publish them to `retry_topic`, to be delivered once `after`
+        has passed, and acknowledge them, in one transaction, or in `txn`. A consumer of both topics, as made by
+        `subscribe_topics`, gets them again; on the retry topic its subscription must be shared or key_shared.
+
+        Each keeps its key and properties, counts in `metatxn.retries` how often it was put off, and names in
+        `metatxn.origin-…` where it came from. One that was put off `max_retries` times goes to `dead_letter_topic`
+        instead, if there is one. Raises `InvalidArgument`, `NotFound` for a topic that does not exist, and as
+        `AsyncConsumer.acknowledge`; then nothing was put off.
+        """
+        if after < timedelta(0):
+            raise InvalidArgument(f"after: {after} is negative", field="after")
+        messages = [message] if isinstance(message, Message) else list(message)
+        async with contextlib.AsyncExitStack() as stack:
+            producers: dict[str, AsyncProducer] = {}
+            own = txn if txn is not None else await stack.enter_async_context(self.transaction())
+
+            async def send(to: str, each: Message, properties: dict[str, str], due: datetime | None) -> object:
+                if to not in producers:
+                    producers[to] = await stack.enter_async_context(self.producer(to))
+                return await producers[to].send(each.value, each.key, own, properties, deliver_at=due)
+
+            await put_off(messages, consumer, own, send, retry_topic, after, max_retries, dead_letter_topic)
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:
         """Drop a subscription with all of its state. Raises `NotFound`."""

@@ -6,13 +6,15 @@ import atexit
 import contextlib
 import random
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, overload
 
 import pyarrow as pa
 
 from metatxn.client import AsyncClient, connect_async
+from metatxn.reader import Message
 from metatxn.sync.background import Background, Facade, blocking, blocking_making, iterating, making
 from metatxn.sync.consumer import Consumer
 from metatxn.sync.producer import Producer
@@ -23,7 +25,7 @@ from metatxn.sync.transaction import Transaction
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES
 from metatxn.tables import OnError
 from metatxn.transport.api import Transport
-from metatxn.wire.broker import Isolation
+from metatxn.wire.broker import DEFAULT_MAX_REDELIVERIES, Isolation
 
 _OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -134,6 +136,30 @@ class Client(Facade[AsyncClient]):
     def acknowledge_up_to(self, topic: str, subscription: str, positions: Mapping[str, str], txn: Transaction) -> None:
         """See `AsyncClient.acknowledge_up_to`."""
         self._background.run(self._core.acknowledge_up_to(topic, subscription, positions, txn.core))
+
+    def retry_later(
+        self,
+        consumer: Consumer | TopicsConsumer,
+        message: Message | Sequence[Message],
+        after: timedelta,
+        retry_topic: str,
+        *,
+        max_retries: int = DEFAULT_MAX_REDELIVERIES,
+        dead_letter_topic: str | None = None,
+        txn: Transaction | None = None,
+    ) -> None:
+        """See `AsyncClient.retry_later`."""
+        self._background.run(
+            self._core.retry_later(
+                consumer.core,
+                message,
+                after,
+                retry_topic,
+                max_retries=max_retries,
+                dead_letter_topic=dead_letter_topic,
+                txn=txn.core if txn else None,
+            )
+        )
 
     def table_writer(
         self,

@@ -17,6 +17,10 @@ K = TypeVar("K", bound=AsyncConsumer | AsyncTopicsConsumer, covariant=True)
 
 class Consuming(Facade[K]):
     @property
+    def core(self) -> K:
+        return self._core
+
+    @property
     def subscription(self) -> str:
         return self._core.subscription
 

@@ -14,6 +14,14 @@ _TEST_COUNTS = "tests/participants/subscription/test_delivery_counts.py"
 
 CONSUMERS = (
     Mutant(
+        "put-off-and-acknowledged-apart",
+        "what is put off is acknowledged in the transaction that publishes it again",
+        "metatxn/retry_later.py",
+        "    await consumer.acknowledge(held, txn)\n",
+        "    await consumer.acknowledge(held)\n",
+        tests=("tests/metatxn/test_retry_later.py::test_it_takes_effect_with_the_transaction_that_it_is_part_of",),
+    ),
+    Mutant(
         "delivered-before-it-is-counted",
         "5.10: a delivery is stored before it takes place",
         _DISPATCH,
