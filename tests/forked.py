@@ -56,7 +56,6 @@ class Metatxn(subprocess.Popen[str]):
 
 class _Server:
     def __init__(self) -> None:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             command = [sys.executable, "-c", _SERVE, str(there.fileno())]
@@ -66,14 +65,23 @@ class _Server:
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], directory: str, files: list[int]) -> int:
         """The id of the process."""
         request = json.dumps([list(arguments), dict(environment), directory])
-        socket.send_fds(self._here, [request.encode()], files)
-        answer = self._here.recv(_REQUEST_BYTES)
+        _adopt_orphans(True)
+        try:
+            socket.send_fds(self._here, [request.encode()], files)
+            answer = self._here.recv(_REQUEST_BYTES)
+        finally:
+            _adopt_orphans(False)  # nobody would wait for those of others
         assert answer, "the server of forks has ended"
         return int(answer)
 
     def _stop(self) -> None:
         self._here.close()
         self._process.wait()
+
+
+def _adopt_orphans(wanted: bool) -> None:
+    """Whether processes below this one become its children once their parents have ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
 @cache

@@ -24,10 +24,9 @@ from metastore.types import Applied, Batch, Record, Snapshot
 from tests.coordinator.linearizability.run import COORDINATORS, Deployment, run
 from tests.coordinator.linearizability.verdict import STORE_AWAY, verdict
 from tests.coordinator.stores import ShuffledStore
-from tests.extent import usually
 from tests.histories.calls import Call, Outcome
 
-ANSWERS = usually(600, 1_000)
+ANSWERS = 1_000
 
 
 class _Strange(ShuffledStore):
