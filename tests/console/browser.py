@@ -24,6 +24,8 @@ PHONE = ViewportSize(width=390, height=844)
 NOTHING = "(?!)"
 GONE = "net::ERR_|htmx:sse:error|status of 503"
 """How the browser, and htmx, say that a server could not be reached."""
+OF_COLOURS = ("color-contrast", "link-in-text-block")
+"""The rules of axe that depend on colours, of those that it runs unless it is told otherwise."""
 PATIENCE_MS = 30_000
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -76,7 +78,20 @@ def _axe() -> str:
 def violations(page: Page) -> list[str]:
     """What axe finds against WCAG 2.2 AA, and against good practice."""
     page.evaluate(_axe())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return _found(page, "{resultTypes: ['violations']}")
+
+
+def dark_violations(page: Page) -> list[str]:
+    """What axe finds once the page is dark, where it has found nothing before: a theme changes nothing but colours."""
+    page.emulate_media(color_scheme="dark")
+    page.evaluate("Promise.all(document.getAnimations().map(each => each.finished))")
+    found = _found(page, f"{{resultTypes: ['violations'], runOnly: {list(OF_COLOURS)}}}")
+    page.emulate_media(color_scheme="light")
+    return found
+
+
+def _found(page: Page, options: str) -> list[str]:
+    found = page.evaluate(f"axe.run(document, {options})")["violations"]
     return [f"{each['id']}: {each['help']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
 
 

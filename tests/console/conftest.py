@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 import metatxn
+from metatxn.console import live
 from metatxn.service.exposure import open_exposure
 from tests.console.browser import Visitor, running_browser
 from tests.console.cluster import ConsoleCluster, Loop
@@ -30,6 +31,14 @@ def browser() -> Iterator[Browser]:
     """Not for the whole session: as long as it runs, no coroutine can run in this thread."""
     with running_browser() as browser:
         yield browser
+
+
+@pytest.fixture(scope="package", autouse=True)
+def short_looks() -> Iterator[None]:
+    """Whoever waits for a page to follow waits less, and no other test sees more of the services."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "LOOK_EVERY_S", 0.2)
+        yield
 
 
 @pytest.fixture(scope="session")
