@@ -40,8 +40,8 @@ from metatxn.wire.coordinator import (
 from metatxn.wire.errors import invalid_field
 from metatxn.wire.ids import TxnId
 
-ROWS_PER_PAGE = 2_000
-"""The number of rows after which a page ends, however few of them it shows."""
+ROWS_PER_PAGE = 500
+"""The number of rows after which a page ends, however few of them it shows: what a reader waits for."""
 PAGE_BYTES = 1 << 20
 """A page ends with the transaction whose records exceed this size, whether it is shown or not."""
 _SMALLEST_SLICE = 50
@@ -95,14 +95,17 @@ class Listings:
         self, wanted: Filter, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
     ) -> TransactionPage:
         """Raises INVALID_ARGUMENT for a page token of another list, and for an order that it cannot have."""
-        name, read_slice = self._range_of(wanted, slice_size := max(limit + 1, _SMALLEST_SLICE))
+        name, read_slice = self._range_of(wanted)
         after = paging.position_of(name, page_token)
         now_ms = self.clock()
         items: list[TransactionHeader] = []
         examined = size = 0
         while examined < ROWS_PER_PAGE:
+            # The first slice is enough unless most of it is left out. The second is the last one, because for each
+            # that is read backwards etcd sorts the whole range.
+            slice_size = max(_SMALLEST_SLICE, ROWS_PER_PAGE - examined if examined else limit + 1)
             with self._metrics.index_query.time():
-                rows = await read_slice(after)
+                rows = await read_slice(after, slice_size)
             examined += len(rows)
             for portion in _portions(rows):
                 if wanted.ends_at(portion[0], now_ms):
@@ -121,7 +124,7 @@ class Listings:
             after = rows[-1].position
         return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
 
-    def _range_of(self, wanted: Filter, limit: int) -> tuple[str, Callable[[str], Awaitable[list[Row]]]]:
+    def _range_of(self, wanted: Filter) -> tuple[str, Callable[[str, int], Awaitable[list[Row]]]]:
         """The narrowest range that contains everything wanted: its name in page tokens, and how to read a slice of
         it."""
         store = self.store
@@ -130,18 +133,18 @@ class Listings:
                 raise invalid_field("order", "is not for the transactions that write to a segment")
             states = [TxnState(wanted.state)] if wanted.state is not None else [*TxnState]
             name = "newest " + ",".join(states)
-            return name, lambda after: listing.latest_first(store, states, after=after, limit=limit)
+            return name, lambda after, limit: listing.latest_first(store, states, after=after, limit=limit)
         if wanted.segment is not None:
             segment = wanted.segment
             name = f"segment {segment}"
-            return name, lambda after: listing.writing_to_segment(store, segment, after=after, limit=limit)
+            return name, lambda after, limit: listing.writing_to_segment(store, segment, after=after, limit=limit)
         if wanted.state is None:
-            return "all", lambda after: listing.by_id(store, after=after, limit=limit)
+            return "all", lambda after, limit: listing.by_id(store, after=after, limit=limit)
         if wanted.state == "OPEN":
-            return "open", lambda after: listing.open_by_deadline(store, after=after, limit=limit)
+            return "open", lambda after, limit: listing.open_by_deadline(store, after=after, limit=limit)
         state = TxnState(wanted.state)
         name = f"decided {state}"
-        return name, lambda after: listing.decided_by_time(store, state, after=after, limit=limit)
+        return name, lambda after, limit: listing.decided_by_time(store, state, after=after, limit=limit)
 
     async def _read(self, rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
         """The rows whose header still exists, with the records as they are now."""

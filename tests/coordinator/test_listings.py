@@ -11,8 +11,11 @@ import pytest
 from coordinator import listings as module
 from coordinator.listings import Filter, Listings
 from coordinator.transactions import Transactions
+from metastore.api import MetadataStore
+from metastore.txn import listing
 from metastore.txn.listing import Row
 from metastore.txn.records.operations import WriteOp
+from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords, put_write_op
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
 from metatxn.wire.errors import ErrorCode
@@ -194,6 +197,25 @@ async def test_one_page_looks_at_a_bounded_number_of_rows(
     await begin(transactions, owner="rare")
     found = [len(page) async for page in pages(listings, Filter(owner="rare"), 10)]
     assert found == [0, 0, 1]
+
+
+async def test_a_page_reads_the_index_twice_at_most(
+    transactions: Transactions, listings: Listings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each read backwards etcd sorts the whole index: with 100,000 open transactions that is what a page costs."""
+    for _ in range(250):
+        await begin(transactions)
+    limits = []
+    read = listing.latest_first
+
+    async def counted(store: MetadataStore, states: Sequence[TxnState], *, after: str = "", limit: int) -> list[Row]:
+        limits.append(limit)
+        return await read(store, states, after=after, limit=limit)
+
+    monkeypatch.setattr(module, "ROWS_PER_PAGE", 200)
+    monkeypatch.setattr(listing, "latest_first", counted)
+    page = await listings.transactions(Filter(state="OPEN", owner="nobody", newest=True), 50)
+    assert (page.items, page.next_page_token is None, limits) == ([], False, [51, 149])
 
 
 async def test_operations_of_a_transaction(transactions: Transactions, listings: Listings, store: FaultyStore) -> None:

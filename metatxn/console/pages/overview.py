@@ -21,7 +21,7 @@ from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.models import Process, ThroughputAnswer
 
 MOST_STUCK = 20
-MOST_TOPICS = 1_000
+MOST_TOPICS = 100
 """The topics that are looked at for segments without a broker."""
 
 
