@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         UpgradePending,
     )
     from metatxn.wire.frames import Frame
-    from metatxn.wire.models import BrokerInfo, Cluster, ServiceStatus, ThroughputAnswer
+    from metatxn.wire.models import BrokerInfo, BrokerSegment, Cluster, ServiceStatus, ThroughputAnswer
 
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "AsyncTopicsConsumer",
     "AsyncTransaction",
     "BrokerInfo",
+    "BrokerSegment",
     "Client",
     "Cluster",
     "ConnectAnswer",

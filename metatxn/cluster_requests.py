@@ -15,7 +15,7 @@ from metatxn.wire.coordinator import (
     StoredRecord,
     UpgradeStatus,
 )
-from metatxn.wire.models import BrokerInfo, ServiceStatus, ThroughputAnswer
+from metatxn.wire.models import BrokerInfo, BrokerSegment, ServiceStatus, ThroughputAnswer
 from metatxn.wire.quotas import QuotaInfo
 
 RECORDS_PATH = "/admin/v2/store/records"
@@ -45,6 +45,13 @@ class ClusterRequests:
     async def broker(self, broker_id: str) -> BrokerInfo:
         """One broker, and how far its drain is. Raises `NotFound`."""
         return await self._of_broker("GET", broker_id)
+
+    def broker_segments(self, broker_id: str, *, limit: int | None = None) -> Listing[BrokerSegment]:
+        """The segments that a broker has, or is about to open, in the order of their names. Requires the right
+        `admin`. Raises `NotFound`."""
+        connection = self._connection
+        path = path_of("brokers", broker_id, "segments")
+        return Listing(connection, connection.brokers, path, {"limit": limit}, BrokerSegment)
 
     async def drain_broker(self, broker_id: str) -> BrokerInfo:
         """Begin to drain a broker: its segments go to the other brokers of its storage while everything is served.

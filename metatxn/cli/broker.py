@@ -20,6 +20,7 @@ from metatxn.wire.models import BrokerProcess
 from metatxn.words import duration
 
 COLUMNS = ("BROKER", "URL", "STATE", "SEGMENTS", "UP", "VERSION", "STORAGE")
+SEGMENT_COLUMNS = ("SEGMENT", "STATE", "ENTRIES", "BYTES", "WAITING FOR")
 POLL_S = 0.2
 
 app = typer.Typer(
@@ -50,6 +51,18 @@ def list_brokers(session: ServiceOptions) -> None:
         print_json(found)
     else:
         print_rows(COLUMNS, [_row(each) for each in found])
+
+
+@app.command(epilog="Example: metatxn broker segments 4f1c -o json | jq '.[].segment'")
+@takes_session
+def segments(session: ServiceOptions, broker: BrokerArgument) -> None:
+    """List the segments that a broker has, and of those that do not serve, why."""
+    with session.connect() as client:
+        found = list(client.broker_segments(_id_of(client, broker)))
+    if session.json:
+        print_json([as_json(each) for each in found])
+    else:
+        print_rows(SEGMENT_COLUMNS, [_segment_row(each) for each in found])
 
 
 @app.command(epilog="Example: metatxn broker drain 4f1c && ssh broker-1 systemctl stop metatxn")
@@ -104,6 +117,10 @@ def _seen(client: metatxn.Client, broker: BrokerProcess) -> dict[str, Any]:
 def _row(seen: dict[str, Any]) -> tuple[Any, ...]:
     up = duration(seen["up_ms"]) if "up_ms" in seen else None
     return (seen["id"], seen["url"], seen["state"], seen.get("segments"), up, seen.get("version"), seen["storage"])
+
+
+def _segment_row(each: metatxn.BrokerSegment) -> tuple[Any, ...]:
+    return (each.segment, each.state, each.entries, each.size_bytes, each.waiting_for)
 
 
 def _id_of(client: metatxn.Client, named: str) -> str:

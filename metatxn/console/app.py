@@ -32,7 +32,7 @@ from metatxn.console.pages import (
     transactions,
 )
 from metatxn.console.pages.access import access
-from metatxn.console.pages.cluster import cluster, drain_broker, undrain_broker
+from metatxn.console.pages.cluster import broker_segments, cluster, drain_broker, undrain_broker
 from metatxn.console.pages.producing import produce_message
 from metatxn.console.pages.store import store_records
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
@@ -51,6 +51,7 @@ PAGES: dict[str, PageHandler] = {
     "/transactions/{txn_id}": transactions.transaction,
     "/hanging": hanging.hanging,
     "/cluster": cluster,
+    "/cluster/brokers/{broker_id}": broker_segments,
     "/cluster/store": store_records,
     "/access": access,
     "/keys": keys.keys,

@@ -75,6 +75,44 @@ class BrokerInfo(BaseModel):
     waiting_for: str | None = None
 
 
+class BrokerSegment(BaseModel):
+    """A segment that a broker has, or is about to open. One that does not serve says why in `waiting_for`, and not what
+    is in it."""
+
+    model_config = example(
+        segment="segment://public/default/orders/0000-ffff-0",
+        topic="public/default/orders",
+        state="active",
+        entries=13,
+        size_bytes=4096,
+    )
+
+    segment: str
+    topic: str
+    state: Literal["active", "sealed"] | None = None
+    entries: int | None = None
+    size_bytes: int | None = None
+    waiting_for: str | None = None
+
+
+class BrokerSegmentPage(BaseModel):
+    model_config = example(
+        items=[
+            {
+                "segment": "segment://public/default/orders/0000-ffff-0",
+                "topic": "public/default/orders",
+                "state": "active",
+                "entries": 13,
+                "size_bytes": 4096,
+            }
+        ],
+        next_page_token=None,
+    )
+
+    items: list[BrokerSegment]
+    next_page_token: str | None = None
+
+
 class Liveness(BaseModel):
     """The process is running. Whether it can serve requests is in `Health`."""
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
 
 from metastore.versions import Feature
 from metatxn.service.audited import audited
 from metatxn.service.http import PathText, problems
 from metatxn.service.listeners import UsedListener
 from metatxn.service.versions import require
-from metatxn.wire.models import BrokerInfo
+from metatxn.wire.models import BrokerInfo, BrokerSegmentPage
+from participants.api.queries import PageTokenQuery
 from participants.api.rights import administering_cluster
 from participants.broker.broker import Broker
-from participants.broker.draining import assert_asked, broker_info
+from participants.broker.draining import assert_asked, broker_info, segments_page
+
+MOST_SEGMENTS = 1_000
+"""Of one page."""
 
 
 def add_broker_routes(api: APIRouter, broker: Broker) -> None:
@@ -28,6 +34,21 @@ def add_broker_routes(api: APIRouter, broker: Broker) -> None:
         """One broker, and how far its drain is."""
         await assert_asked(broker, broker_id)
         return broker_info(broker, listener)
+
+    @api.get(
+        "/v1/brokers/{broker_id}/segments",
+        tags=["brokers"],
+        responses=problems(307, 404, 422, 503),
+        dependencies=admin,
+    )
+    async def list_segments(
+        broker_id: PathText,
+        limit: Annotated[int, Query(ge=1, le=MOST_SEGMENTS)] = 100,
+        page_token: PageTokenQuery = None,
+    ) -> BrokerSegmentPage:
+        """The segments that a broker has, or is about to open, in the order of their names."""
+        await assert_asked(broker, broker_id)
+        return segments_page(broker, page_token or "", limit)
 
     @api.post(
         "/v1/brokers/{broker_id}/drain",

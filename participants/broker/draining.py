@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
+
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from metatxn.wire import errors
 from metatxn.wire.listeners import address_for
-from metatxn.wire.models import BrokerInfo
+from metatxn.wire.models import BrokerInfo, BrokerSegment, BrokerSegmentPage
+from metatxn.wire.names import page_token, topic_of_segment
 from participants.broker.broker import Broker
 from participants.broker.placement import wanted
+from participants.segment.segment import Segment
 
 
 def broker_info(broker: Broker, listener: str | None = None) -> BrokerInfo:
@@ -22,6 +26,24 @@ def broker_info(broker: Broker, listener: str | None = None) -> BrokerInfo:
         state="serving" if not draining else "draining" if segments else "drained",
         segments=segments,
         waiting_for=_lacks(broker) if draining and segments else None,
+    )
+
+
+def segments_page(broker: Broker, after: str, limit: int) -> BrokerSegmentPage:
+    """Those whose names are greater than `after`, in their order."""
+    names = heapq.nsmallest(limit + 1, (name for name in broker.kept if name > after))
+    why, served = broker.not_ready, broker.served
+    items = [_segment(name, served.get(name), why.get(name)) for name in names[:limit]]
+    return BrokerSegmentPage(items=items, next_page_token=page_token(names[limit - 1]) if len(names) > limit else None)
+
+
+def _segment(name: str, segment: Segment | None, why: str | None) -> BrokerSegment:
+    topic = topic_of_segment(name)
+    if segment is None:
+        return BrokerSegment(segment=name, topic=topic, waiting_for=why)
+    ledgers = segment.ledgers
+    return BrokerSegment(
+        segment=name, topic=topic, state=segment.record.state, entries=ledgers.entries, size_bytes=ledgers.size_bytes
     )
 
 

@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 import metatxn
 from metastore.txn import paths
 from metatxn.console.pages import store
+from metatxn.console.pages.cluster import SEGMENTS_PER_PAGE
 from tests.console.browser import Visitor
 from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
@@ -32,7 +33,11 @@ def test_a_broker_is_shown_with_its_load_drained_and_undrained(
     page = visitor.open("/cluster")
     row = page.get_by_role("region", name="Brokers").get_by_role("row").filter(has_text=broker.url)
     expect(row).to_contain_text("serving")
-    expect(row).to_contain_text(str(client.broker(broker.id).segments))
+    row.get_by_role("link", name=str(client.broker(broker.id).segments), exact=True).click()
+    expect(page.get_by_role("heading", name=f"Broker {broker.id}")).to_be_visible()
+    shown = page.get_by_role("table").get_by_role("row")
+    expect(shown).to_have_count(1 + min(SEGMENTS_PER_PAGE, client.broker(broker.id).segments))
+    page.go_back()
     expect(page.get_by_role("region", name="Coordinators").get_by_text(cluster.url, exact=True)).to_be_visible()
     row.get_by_text("Drain it").click()
     row.get_by_role("checkbox").check()
@@ -78,6 +83,7 @@ def test_whoever_is_no_administrator_drains_nothing_and_reads_no_record(secured:
         assert shown.status_code == 200 and broker.url in shown.text
         assert "Drain it" not in shown.text and "/cluster/store" not in shown.text
         assert ada.get("/cluster/store").status_code == 403
+        assert ada.get(f"/cluster/brokers/{broker.id}").status_code == 403
         for verb in ("drain", "undrain"):
             assert ada.post(f"/cluster/brokers/{broker.id}/{verb}", sure="yes").status_code == 403
     with Sender(secured.cluster.url, secured.tokens["root"]) as root:

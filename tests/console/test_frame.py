@@ -13,6 +13,7 @@ import httpx
 from playwright.sync_api import Page, expect
 from starlette.routing import compile_path
 
+import metatxn
 from metatxn.console.app import OPEN_PAGES, PAGES
 from tests.console.browser import DESKTOP, GONE, PHONE, Visitor, dark_violations, is_too_wide, violations
 from tests.console.cluster import ConsoleCluster
@@ -25,7 +26,7 @@ EVERY_PAGE = (
     *("/topics", "/topics?text=nothing", "/topics/orders", "/topics/nothing", "/topics/orders/messages?show=all"),
     *("/topics/orders/subscriptions", "/topics/orders/subscriptions/billing"),
     *("/topics/orders/subscriptions/billing/seek?to=earliest", "/keys", "/keys/loader"),
-    *("/cluster", "/cluster/store?prefix=/txn/", "/access"),
+    *("/cluster", "/cluster/brokers/{broker}", "/cluster/store?prefix=/txn/", "/access"),
 )
 NO_PAGES = {"/unserved", "/topics/{topic}/messages/download"}
 """What leads to another page, or is a file."""
@@ -38,12 +39,13 @@ def sign_in(visitor: Visitor, token: str, path: str = "/") -> Page:
     return page
 
 
-def test_every_page_can_be_used_by_everybody(visitor: Visitor, life: Life) -> None:
+def test_every_page_can_be_used_by_everybody(visitor: Visitor, life: Life, client: metatxn.Client) -> None:
     """axe finds nothing in either theme, and nobody has to scroll sideways on a phone."""
     assert {_route_of(path) for path in EVERY_PAGE} >= {*PAGES, *OPEN_PAGES} - NO_PAGES
     visitor.expected = "status of 4(04|22)"
+    (broker,) = client.cluster().brokers
     for path in EVERY_PAGE:
-        page = visitor.open(path.format(open=life.open, hostile=life.hostile))
+        page = visitor.open(path.format(open=life.open, hostile=life.hostile, broker=broker.id))
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
         assert violations(page) == dark_violations(page) == [], path
         page.set_viewport_size(PHONE)

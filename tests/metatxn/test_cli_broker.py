@@ -46,6 +46,10 @@ def test_a_broker_with_local_files(dev: DevServer) -> None:
         assert lines[1].split()[:3] == [listed["id"], dev.broker_url, drained["state"]]
     finally:
         assert cli("undrain", listed["id"]).stdout == f"broker {listed['id']} serves again\n"
+    lines = cli("segments", listed["id"]).stdout.splitlines()
+    assert lines[0].split() == " ".join(broker.SEGMENT_COLUMNS).split()
+    shown = json.loads(cli("segments", listed["id"], "-o", "json").stdout)
+    assert len(shown) == len(lines) - 1 and all(each["segment"].startswith("segment://") for each in shown)
     assert "no broker is 'nowhere'" in error_line(cli("drain", "nowhere"))
     assert "no broker is ''" in error_line(cli("undrain", ""))
     assert "--timeout" in error_line(cli("drain", listed["id"], "--timeout", "soon"))

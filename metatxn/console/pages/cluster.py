@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import quote, urlencode
 
 from starlette.responses import Response
 
@@ -16,6 +17,7 @@ from metatxn.wire.models import BrokerInfo, ServiceStatus, ThroughputAnswer
 
 PATH = "/console/cluster"
 MOST_SERVICES = 100
+SEGMENTS_PER_PAGE = 50
 LATELY_MS = 60_000
 
 
@@ -79,6 +81,22 @@ async def _broker(visit: Visit, service: AskedService) -> BrokerInfo | None:
         return await visit.client.broker(service.process.id)
     except metatxn.MetatxnError:
         return None
+
+
+async def broker_segments(visit: Visit) -> Response:
+    """The segments of one broker. For administrators."""
+    broker_id, token = visit.part("broker_id"), visit.query("page") or None
+    broker = await visit.client.broker(broker_id)
+    found, next_token = await visit.client.broker_segments(broker_id, limit=SEGMENTS_PER_PAGE).page_at(token)
+    path = f"{PATH}/brokers/{quote(broker_id, safe='')}"
+    return visit.page(
+        "broker.html",
+        broker=broker,
+        segments=found,
+        turned=token is not None,
+        first=path if token else None,
+        next=f"{path}?{urlencode({'page': next_token})}" if next_token else None,
+    )
 
 
 async def drain_broker(visit: Visit, form: SentForm) -> MadeChange:

@@ -251,6 +251,27 @@ async def test_who_is_asked_in_vain_names_the_one_to_ask(start: Start, world: Wo
     assert "metatxn broker list" in answer.json()["action"]
 
 
+async def test_segments_are_listed_page_by_page_also_those_that_do_not_serve(start: Start, world: World) -> None:
+    first = await start()
+    names = sorted(await create(first, 5))
+    await serves(first, names)
+    await publish(first.broker.served[names[0]], "x")
+    first.broker.served[names[1]].lose("the store is not in its state")
+    path, token = f"/v1/brokers/{first.broker.id}/segments", None
+    found: list[dict[str, Any]] = []
+    while token is not None or not found:
+        params = {"limit": "2"} | ({"page_token": token} if token else {})
+        page = (await first.http.get(path, params=params)).json()
+        assert 0 < len(page["items"]) <= 2
+        found, token = found + page["items"], page["next_page_token"]
+    assert [each["segment"] for each in found] == names
+    assert (found[0]["state"], found[0]["entries"], found[0]["topic"]) == ("active", 1, "public/default/t")
+    assert (found[1].get("state"), found[1]["waiting_for"]) == (None, "it is being opened")
+    second = await start()
+    answer = await second.http.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (307, "NOT_OWNER")
+
+
 async def test_with_local_files_new_topics_go_elsewhere_also_after_a_restart(world: World, tmp_path: Path) -> None:
     async def begin(name: str) -> BrokerService:
         service = BrokerService(world.store, data_dir=tmp_path / name, port=0)
