@@ -27,9 +27,10 @@ CASES: dict[str, tuple[str, ...]] = {
         *("coordinator.extraArgs={--gc-retention-ms=60000}", "imagePullSecrets[0].name=pull"),
         *("coordinator.nodeSelector.disk=ssd", "broker.podAnnotations.note=yes"),
     ),
+    "IPv6": (STORE, ANONYMOUS, "ipFamily=IPv6", "broker.storage=s3://bucket/prefix"),
     "no network policy": (STORE, ANONYMOUS, "networkPolicy.enabled=false"),
 }
-REFUSED = {"store": (ANONYMOUS,), "security": (STORE,)}
+REFUSED = {"store": (ANONYMOUS,), "security": (STORE,), "ipFamily": (STORE, ANONYMOUS, "ipFamily=6")}
 """Values without which nothing is rendered, and the error says so."""
 
 

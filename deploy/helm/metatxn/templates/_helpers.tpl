@@ -22,7 +22,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ ternary "https" "http" (not (empty .Values.security.tlsSecret)) }}
 {{- end -}}
 
+{{- define "metatxn.podUrl" -}}
+{{ include "metatxn.scheme" . }}://{{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .Values.ipFamily "IPv6") }}
+{{- end -}}
+
 {{- define "metatxn.checked" -}}
+{{- if not (has .Values.ipFamily (list "IPv4" "IPv6")) -}}
+{{- fail "ipFamily: say IPv4 or IPv6" -}}
+{{- end -}}
 {{- if not .Values.store -}}
 {{- fail "store: give the URL of the metadata store, such as etcd://etcd.default:2379" -}}
 {{- end -}}
@@ -47,7 +54,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "metatxn.commonArgs" -}}
 - --store={{ .Values.store }}
-- --host=0.0.0.0
+- {{ printf "--host=%s" (ternary "::" "0.0.0.0" (eq .Values.ipFamily "IPv6")) | quote }}
 - --log-level={{ .Values.logLevel }}
 {{- if .Values.security.tokenSecret }}
 - --token-file=/etc/metatxn/tokens/tokens.toml
