@@ -263,19 +263,22 @@ class AsyncConsumer:
                 await self._connection.home_of(self.topic, post(path, body, settled_by=ACKS_SETTLED_BY))
             except TransactionConflict as conflict:
                 if conflict.members.get("never_given"):
-                    self._let_go_of(str(conflict.members["segment"]))
+                    await self._let_go_of(str(conflict.members["segment"]))
                 raise
 
-    def _let_go_of(self, segment: str) -> None:
-        """The segment was opened again, and its broker does not know to whom messages were delivered. The messages that
-        were fetched and not yet returned to the caller would be refused like the first one; they are redelivered."""
+    async def _let_go_of(self, segment: str) -> None:
+        """The segment was opened again, and its broker does not know to whom messages were delivered before. The
+        messages that were fetched and not yet returned to the caller may be of before, and would be refused like the
+        first one. Those of later the broker believes to be here, so it is asked to deliver all of them again."""
+        dropped: list[Message] = []
         for _ in range(len(self._received)):
             if (message := self.prefetched()) is None:
-                return
-            if MessageId.parse(message.message_id).segment == segment:
-                self._settle([message.message_id])
-            else:
-                self._received.append(message)
+                break
+            (dropped if MessageId.parse(message.message_id).segment == segment else self._received).append(message)
+        try:
+            await self.negative_acknowledge(dropped)
+        except MetatxnError:
+            await self._start_over()
 
     async def negative_acknowledge(self, message: Message | Sequence[Message]) -> None:
         """Have these messages redelivered, to this consumer or another one."""
