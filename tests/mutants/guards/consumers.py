@@ -14,6 +14,16 @@ _TEST_COUNTS = "tests/participants/subscription/test_delivery_counts.py"
 
 CONSUMERS = (
     Mutant(
+        "dropped-and-not-returned",
+        "what a consumer drops once its segment was opened again is delivered again",
+        "metatxn/consumer.py",
+        "            await self.negative_acknowledge(dropped)\n",
+        "            pass\n",
+        tests=(
+            "tests/metatxn/test_redelivery.py::test_what_nobody_has_looked_at_yet_comes_again_once_its_segment_was_opened_again",
+        ),
+    ),
+    Mutant(
         "put-off-and-acknowledged-apart",
         "what is put off is acknowledged in the transaction that publishes it again",
         "metatxn/retry_later.py",
