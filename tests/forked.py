@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -56,6 +57,7 @@ class Metatxn(subprocess.Popen[str]):
 
 class _Server:
     def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             command = [sys.executable, "-c", _SERVE, str(there.fileno())]
@@ -65,12 +67,13 @@ class _Server:
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], directory: str, files: list[int]) -> int:
         """The id of the process."""
         request = json.dumps([list(arguments), dict(environment), directory])
-        _adopt_orphans(True)
-        try:
-            socket.send_fds(self._here, [request.encode()], files)
-            answer = self._here.recv(_REQUEST_BYTES)
-        finally:
-            _adopt_orphans(False)  # nobody would wait for those of others
+        with self._one_at_a_time:
+            _adopt_orphans(True)
+            try:
+                socket.send_fds(self._here, [request.encode()], files)
+                answer = self._here.recv(_REQUEST_BYTES)
+            finally:
+                _adopt_orphans(False)  # nobody would wait for those of others
         assert answer, "the server of forks has ended"
         return int(answer)
 

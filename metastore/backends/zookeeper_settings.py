@@ -98,8 +98,8 @@ class ZooKeeperSettings:
 
 async def settings_of_servers(store: ZooKeeperStore) -> AsyncIterator[ZooKeeperSettings]:
     """One for each server that the URL of the store names."""
-    hosts, _ = collect_hosts(store._connection.hosts)
-    tls = store._connection.tls
+    hosts, _ = collect_hosts(store.connection.hosts)
+    tls = store.connection.tls
     for host, port in hosts:
         server = f"{host}:{port}"
         try:

@@ -75,17 +75,20 @@ class BrokerInfo(BaseModel):
     waiting_for: str | None = None
 
 
+_BROKER_SEGMENT = {
+    "segment": "segment://public/default/orders/0000-ffff-0",
+    "topic": "public/default/orders",
+    "state": "active",
+    "entries": 13,
+    "size_bytes": 4096,
+}
+
+
 class BrokerSegment(BaseModel):
     """A segment that a broker has, or is about to open. One that does not serve says why in `waiting_for`, and not what
     is in it."""
 
-    model_config = example(
-        segment="segment://public/default/orders/0000-ffff-0",
-        topic="public/default/orders",
-        state="active",
-        entries=13,
-        size_bytes=4096,
-    )
+    model_config = example(**_BROKER_SEGMENT)
 
     segment: str
     topic: str
@@ -96,18 +99,7 @@ class BrokerSegment(BaseModel):
 
 
 class BrokerSegmentPage(BaseModel):
-    model_config = example(
-        items=[
-            {
-                "segment": "segment://public/default/orders/0000-ffff-0",
-                "topic": "public/default/orders",
-                "state": "active",
-                "entries": 13,
-                "size_bytes": 4096,
-            }
-        ],
-        next_page_token=None,
-    )
+    model_config = example(items=[_BROKER_SEGMENT], next_page_token=None)
 
     items: list[BrokerSegment]
     next_page_token: str | None = None

@@ -153,22 +153,16 @@ class Calls:
             return await self._partitions.start_of(segment), -1
         if at_ms == _LATEST_TIERED:
             return -1, -1  # all of a segment is at one place
+        if at_ms == _OF_MAX_TIMESTAMP:  # all records of the last batch are of one time
+            last = await segment.offsets.last_frame(committed=committed)
+            return (-1, -1) if last is None else (first_offset(last), last.publish_ms)
         end = await segment.offsets.stable_end() if committed else segment.offsets.end
         if at_ms == _LATEST:
             return end, -1
-        if at_ms == _OF_MAX_TIMESTAMP:
-            return await self._last_before(segment, end)
         if at_ms < 0:
             raise KafkaError(KafkaCode.UNSUPPORTED_VERSION)
         offset = await segment.offsets.after((await segment.reader.position_at(at_ms)).before)
         return (offset, at_ms) if offset < end else (-1, -1)
-
-    async def _last_before(self, segment: Segment, end: int) -> tuple[int, int]:
-        """The first message of the last batch before `end`: all of a batch are of one time. -1 if there is none."""
-        if await self._partitions.start_of(segment) >= end:
-            return -1, -1
-        page = await segment.reader.read_uncommitted(await segment.offsets.place_of(end - 1), 1)
-        return first_offset(page.frames[0]), page.frames[0].publish_ms
 
     async def offset_for_leader_epoch(self, request: CallRequest, response: CallResponse) -> Any:
         topics = []

@@ -21,11 +21,13 @@ from metatxn.wire.frames import MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.offsets import OpenOffsets, first_offset, offset_after, stamped
+from participants.segment.rolling import roll
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from tests.participants.devices import on_local_files
 from tests.participants.ledger.faults import no_space
 from tests.participants.segment.faulty_store import Fault, puts
+from tests.participants.segment.test_hidden import tended
 from tests.participants.segment.world import ALL_BYTES, SEGMENT, Node, World, entry, materialized
 
 RECORD = puts(paths.segment(SEGMENT))
@@ -178,6 +180,32 @@ async def test_hidden_records_keep_their_offsets(world: World) -> None:
     page = await segment.reader.read_committed(segment.ledgers.start, ALL_BYTES)
     assert [first_offset(frame) for frame in page.frames] == [0, 5]
     assert await segment.offsets.stable_end() == segment.offsets.end == 6
+
+
+async def test_the_last_batch_is_the_last_one_that_is_left(world: World) -> None:
+    """As a reader sees it; one of an aborted transaction is left out once its ledger is rewritten."""
+    node = await first_node(world)
+    segment = await node.open()
+
+    async def last() -> list[int | None]:
+        found = [await segment.offsets.last_frame(committed=committed) for committed in (True, False)]
+        return [None if frame is None else first_offset(frame) for frame in found]
+
+    assert await last() == [None, None]
+    position = await publish(segment, 2)
+    lost = await world.begin()
+    for _ in range(4):
+        await publish(segment, 3, lost)
+    assert await last() == [0, 11]
+    await world.abort(lost)
+    await materialized(segment, lost)
+    await roll(segment, world.store, node.storage)
+    assert await last() == [0, 11]
+    await tended(segment)
+    assert (await record_of(world)).ledgers[0].form is not None
+    assert await last() == [0, 0]
+    await trim(segment, world.store, node.storage, position.next)
+    assert await last() == [None, None]
 
 
 async def test_what_has_no_offset_is_refused_and_the_other_way_round(world: World) -> None:
