@@ -82,7 +82,9 @@ class TransactionKeys:
                 held = await read_key(self._store, request.owner, key)
                 holder = await self._held_transaction(held.value)
                 same = _same_session(held, request)
-                if same:
+                # What the key held may have been decided since the key was read. That wrote the key, so the write below
+                # is refused, and both are read again.
+                if same and (holder or same.txn_id is None):
                     return _connected(same, fenced, holder)
                 # After a lost reply, the newer epoch may have been made by this very request: see `Doubt`.
                 _refuse_fenced_session(held, request)

@@ -244,6 +244,27 @@ async def test_a_session_that_connects_again_finds_its_epoch(
     assert (await connect(keys, 0, session="run-1")).epoch == 1, "with its epoch it is a new connection"
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+async def test_a_session_that_connects_again_while_what_its_key_holds_is_decided(
+    transactions: Transactions, keys: TransactionKeys, store: FaultyStore, truth: MemoryStore, clock: FakeClock, end: str
+) -> None:
+    """The answer is the key as it was at one moment: with what it holds, or with the version that was committed.
+
+    Found by the judge of histories: it was told of neither, as if the version still had to run.
+    """
+    await connect(keys, session="run-1")
+    txn_id = id_of(await opened(transactions, version=1))
+    await transactions.prepare(txn_id, 60_000)
+
+    async def decided() -> None:
+        await getattr(Transactions(truth, clock), end)(txn_id)
+
+    store.before_reads.extend([None, decided])
+    answer = await connect(keys, session="run-1")
+    assert (answer.epoch, answer.prepared_txn_id) == (0, None)
+    assert answer.last_version == {"commit": 1, "abort": None}[end]
+
+
 async def test_a_session_that_was_taken_over_from_stays_out(keys: TransactionKeys) -> None:
     """A zombie cannot fence its successor, whatever epoch it claims."""
     await connect(keys, session="run-1")

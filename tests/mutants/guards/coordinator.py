@@ -103,9 +103,20 @@ COORDINATOR = (
         "same-session-fences-itself",
         "a repeated take-over of one session finds its epoch",
         _KEYS,
-        "                if same:\n",
+        "                if same and (holder or same.txn_id is None):\n",
         "                if same and not same.session:\n",
         tests=("tests/coordinator/test_transaction_keys.py::test_a_session_that_connects_again_finds_its_epoch",),
+    ),
+    Mutant(
+        "same-session-is-told-of-two-moments",
+        "a repeated take-over is told of the key as it was at one moment",
+        _KEYS,
+        "                if same and (holder or same.txn_id is None):\n",
+        "                if same:\n",
+        tests=(
+            "tests/coordinator/test_transaction_keys.py"
+            "::test_a_session_that_connects_again_while_what_its_key_holds_is_decided",
+        ),
     ),
     Mutant(
         "stale-epoch-takes-over",
