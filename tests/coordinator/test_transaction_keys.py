@@ -246,7 +246,7 @@ async def test_a_session_that_connects_again_finds_its_epoch(
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
 async def test_a_session_that_connects_again_while_what_its_key_holds_is_decided(
-    transactions: Transactions, keys: TransactionKeys, store: FaultyStore, truth: MemoryStore, clock: FakeClock, end: str
+    transactions: Transactions, keys: TransactionKeys, store: FaultyStore, end: str
 ) -> None:
     """The answer is the key as it was at one moment: with what it holds, or with the version that was committed.
 
@@ -257,7 +257,7 @@ async def test_a_session_that_connects_again_while_what_its_key_holds_is_decided
     await transactions.prepare(txn_id, 60_000)
 
     async def decided() -> None:
-        await getattr(Transactions(truth, clock), end)(txn_id)
+        await getattr(transactions, end)(txn_id)
 
     store.before_reads.extend([None, decided])
     answer = await connect(keys, session="run-1")
