@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -147,6 +148,16 @@ def refused(status: int, body: bytes, code: ErrorCode) -> Problem:
 
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+async def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged(serve: Callable[..., Served]) -> None:
+    """They are two writes, and the kernel would keep the second one back (Nagle's algorithm)."""
+    async with serve() as http, raw(http) as caller:
+        caller.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await caller.answer()
+        (connection,) = http._server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # -- bodies --------------------------------------------------------------------------------------------------------

@@ -213,4 +213,12 @@ SERVICE = (
         "        answer = await send(request)\n",
         tests=(f"{_TRACES}::test_a_request_takes_the_trace_of_its_caller_along",),
     ),
+    Mutant(
+        "answers-wait-for-acknowledgements",
+        "the body of an answer leaves without waiting for the client to acknowledge the head",
+        "metatxn/service/server.py",
+        "socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)",
+        "socket.socket(family, socket.SOCK_STREAM)",
+        tests=("tests/service/test_gate.py::test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged",),
+    ),
 )
