@@ -70,7 +70,7 @@ contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
 
 console-test: setup  ## Only the tests of the console, in a browser
-	$(BIN)/python -m pytest tests/console
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/console
 
 .PHONY: console-shots
 console-shots: setup  ## The screenshots of docs/console.md

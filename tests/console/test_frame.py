@@ -63,7 +63,10 @@ def test_a_page_that_cannot_be_used_is_noticed(visitor: Visitor) -> None:
     page = visitor.open()
     page.evaluate("document.querySelector('h1').innerHTML = '<img src=\"/console/static/mark.svg\">'")
     page.evaluate("document.querySelector('main').style.width = '2000px'")
-    assert any("alternative text" in found for found in violations(page))
+    page.evaluate("document.querySelector('main').style.color = '#444'")
+    found = " ".join(violations(page))
+    assert "alternative text" in found and "color-contrast" not in found
+    assert "color-contrast" in " ".join(dark_violations(page))
     assert is_too_wide(page)
 
 
