@@ -44,6 +44,7 @@ class Feature(StrEnum):
     DRAIN = "draining a broker"
     SHARES = "bounds of what a consumer holds at several brokers"
     QUOTAS = "quotas of principals"
+    EXCLUSIVE_PRODUCERS = "exclusive producers"
 
     @property
     def since(self) -> int:

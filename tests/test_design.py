@@ -32,6 +32,7 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.TRANSACTION_KEYS}<owner>&<key>": (transactions.TransactionKey,),
     f"{paths.SEGMENT_STATES}<segment>/outcome/<txnId>": (operations.Outcome,),
     f"{paths.TOPICS}<name>": (topics.TopicRecord, topics.SchemaHistory, topics.FormerSchema),
+    f"{paths.EXCLUSIVE_PRODUCERS}<topic>": (topics.ExclusiveProducerRecord,),
     f"{paths.SEGMENTS}<id>": (
         segments.SegmentRecord,
         segments.LedgerRecord,

@@ -8,7 +8,7 @@ the law again. A missing record is found by the records that point to it; every 
     lease, prepared, writers → open header │ key ↔ open header │ header → id sequence
     operation → header, segment, owner │ outcome → segment, header │ owner → segment │ parent ↔ child
     offset → group │ acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
-    every form → cluster version
+    exclusive producer → topic │ every form → cluster version
 
 Of processes and group-commit markers only the keys are checked. The laws are in `metastore.txn.laws`.
 """
@@ -23,7 +23,13 @@ from metastore.txn.laws.operations import op_entry, op_law
 from metastore.txn.laws.policies import policy_law
 from metastore.txn.laws.quotas import quota_law, quota_use_law
 from metastore.txn.laws.remedies import DELETE, RESTORE
-from metastore.txn.laws.segments import owner_law, segment_law, segment_state_law, topic_law
+from metastore.txn.laws.segments import (
+    exclusive_producer_law,
+    owner_law,
+    segment_law,
+    segment_state_law,
+    topic_law,
+)
 from metastore.txn.laws.subscriptions import cursor_law, subscription_law
 from metastore.txn.laws.transactions import (
     beside_open_header,
@@ -77,6 +83,7 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.TOPICS, topic_law),
     (paths.SEGMENTS, segment_law),
     (paths.SEGMENT_OWNERS, owner_law),
+    (paths.EXCLUSIVE_PRODUCERS, exclusive_producer_law),
     (paths.POLICIES, policy_law),
     (paths.QUOTAS, quota_law),
     (paths.QUOTA_USES, quota_use_law),

@@ -21,6 +21,7 @@
     /group/<group>                                    GroupRecord: a consumer group's generation
     /group-offset/<group>/<segment>                   CommittedOffset
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
+    /exclusive-producer/<topic>                       ExclusiveProducerRecord: who alone may publish
     /policy/cluster  /policy/namespace/<namespace>    PolicyRecord: what counts where a topic's own policy says nothing
     /quota/default  /quota/principal/<name>           QuotaRecord: how much a principal may use in a second
     /quota-use/<process>                              QuotaUseRecord: what a running service has let principals use
@@ -66,6 +67,7 @@ GROUPS = "/group/"
 GROUP_OFFSETS = "/group-offset/"
 TOPICS = "/topic/"
 SEGMENTS = "/segment/"
+EXCLUSIVE_PRODUCERS = "/exclusive-producer/"
 POLICIES = "/policy/"
 CLUSTER_POLICY = "/policy/cluster"
 NAMESPACE_POLICIES = "/policy/namespace/"
@@ -324,6 +326,10 @@ def segment(segment_id: str) -> str:
 
 def segment_owner(segment_id: str) -> str:
     return f"{SEGMENT_OWNERS}{escape(segment_id)}"
+
+
+def exclusive_producer(topic_name: str) -> str:
+    return f"{EXCLUSIVE_PRODUCERS}{escape(topic_name)}"
 
 
 def namespace_policy(namespace: str) -> str:

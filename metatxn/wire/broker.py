@@ -66,6 +66,12 @@ _TOPIC: dict[str, Any] = {
         {"segment": _SEGMENT, "range": [0, 65535], "state": "active", "parents": [], "children": [], "owner": _URL}
     ],
 }
+_EXCLUSIVE_PRODUCER: dict[str, Any] = {
+    "epoch": 1,
+    "producer": "ledger-writer",
+    "claimed_ms": 1795660800000,
+    "until_ms": 1795660830000,
+}
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
 MAX_SESSION_TIMEOUT_MS = 3_600_000
 MAX_REDELIVERY_MS = 86_400_000
@@ -86,6 +92,7 @@ def publish_params(entry: Entry) -> dict[str, Any]:
         "sequence": entry.sequence,
         "previous_sequence": None if entry.behind is None else entry.behind.own,
         "inherited_sequence": None if entry.behind is None else entry.behind.inherited,
+        "producer_epoch": entry.epoch,
         "count": entry.count,
     }
 
@@ -159,6 +166,18 @@ class SegmentInfo(BaseModel):
     owner: str | None = None
 
 
+class ExclusiveProducerInfo(BaseModel):
+    """Who alone may publish to a topic. The hold lasts until it is released, or until somebody else needs the topic
+    after `until_ms`."""
+
+    model_config = example(**_EXCLUSIVE_PRODUCER)
+
+    epoch: int
+    producer: str | None = None
+    claimed_ms: int
+    until_ms: int
+
+
 class TopicInfo(BaseModel):
     model_config = ConfigDict(populate_by_name=True) | example(**_TOPIC)
 
@@ -167,6 +186,7 @@ class TopicInfo(BaseModel):
     schema_version: int | None = None
     segments: list[SegmentInfo]
     format: TopicFormat | None = None
+    exclusive_producer: ExclusiveProducerInfo | None = None
 
 
 class TopicPage(BaseModel):
@@ -470,6 +490,28 @@ class PublishMessagesRequest(RequestBody):
     messages: Annotated[list[NewMessage], Field(min_length=1, max_length=10_000)]
     producer: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)] | None = None
     sequence: Annotated[int, Field(ge=0, le=2**53 - 1)] | None = None
+    producer_epoch: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
+
+
+class ClaimTopicRequest(RequestBody):
+    """`session` names the claimer: the same one may repeat its claim. `producer` is a name for people. With `fence` the
+    topic is taken from another producer that has it."""
+
+    model_config = example(session="5f0c1a", producer="ledger-writer", fence=False)
+
+    session: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)]
+    producer: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)] | None = None
+    fence: bool = False
+    ttl_ms: Annotated[int, Field(ge=1_000, le=MAX_SESSION_TIMEOUT_MS)] = 30_000
+
+
+class KeepTopicRequest(RequestBody):
+    """The hold of this `epoch` ends `ttl_ms` from now, unless it is prolonged again."""
+
+    model_config = example(epoch=1, ttl_ms=30_000)
+
+    epoch: Annotated[int, Field(ge=1, le=2**53 - 1)]
+    ttl_ms: Annotated[int, Field(ge=1_000, le=MAX_SESSION_TIMEOUT_MS)] = 30_000
 
 
 class PublishMessagesAnswer(BaseModel):

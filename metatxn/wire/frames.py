@@ -119,8 +119,8 @@ class Behind(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What is appended to a segment as one unit. `count` is the number of messages or rows in `payload`; the other
-    fields say who sent it. With `behind` it is appended only if its producer has appended nothing else; this is not
-    stored."""
+    fields say who sent it. With `behind` it is appended only if its producer has appended nothing else, and with
+    `epoch` only while that is the one of the topic's exclusive producer; these two are not stored."""
 
     payload: bytes | memoryview
     kind: PayloadKind
@@ -130,6 +130,7 @@ class Entry:
     producer: str | None = None
     sequence: int | None = None
     behind: Behind | None = None
+    epoch: int | None = None
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from crc32c import crc32c
 
 from metatxn.service.security.principal import Principal
+from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
 from metatxn.wire.position import Position
 from metatxn.wire.record_batches import (
@@ -161,7 +162,7 @@ class Produce:
         return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch, caller)
 
     async def _plain(self, segment: Segment, entry: Entry) -> int:
-        return await segment.offsets.first_of((await segment.publish(entry))[0])
+        return await segment.offsets.first_of(await self._published(segment, entry, None))
 
     async def _in_sequence(
         self, segment: Segment, entry: Entry, batch: SentBatch, producer: TransactionalProducer | None
@@ -189,6 +190,8 @@ class Produce:
         """Another broker may have ended the transaction of which this one has heard, and begun the next one."""
         try:
             return (await segment.publish(entry))[0]
+        except errors.NotAllowed:  # the topic has an exclusive producer
+            raise KafkaError(KafkaCode.TOPIC_AUTHORIZATION_FAILED) from None
         except TRANSACTION_ENDED:
             if producer is None:
                 raise

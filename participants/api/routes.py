@@ -57,6 +57,7 @@ from metatxn.wire.names import ReadPlace, ReadTime, topic_name
 from metatxn.wire.position import Position
 from metatxn.wire.text import no_control_characters
 from participants.api.broker_routes import add_broker_routes
+from participants.api.exclusive_producer_routes import add_exclusive_producer_routes
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
 from participants.api.horizon_routes import add_horizon_routes
 from participants.api.large_answers import LargeAnswerRoute
@@ -111,6 +112,7 @@ _ENTRY_BODY = {
 TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
+EpochQuery = Annotated[int | None, Query(ge=1, le=MAX_NUMBER)]
 PreviousQuery = Annotated[int | None, Query(ge=NO_SEQUENCE, le=MAX_NUMBER)]
 TextQuery = Annotated[
     str | None,
@@ -138,6 +140,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     add_consumer_routes(api, broker, subscriptions)
     add_horizon_routes(api, broker)
     add_layout_routes(api, broker, layout)
+    add_exclusive_producer_routes(api, broker)
     add_policy_routes(api, broker)
     add_broker_routes(api, broker)
     add_transaction_routes(api, broker)
@@ -275,6 +278,7 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         sequence: SequenceQuery = None,
         previous_sequence: PreviousQuery = None,
         inherited_sequence: PreviousQuery = None,
+        producer_epoch: EpochQuery = None,
         count: Annotated[int | None, Query(ge=1, le=2**32 - 1, description="1 when not given")] = None,
     ) -> PublishAnswer:
         """Append one entry. The body is its payload; `count` is the number of messages or rows in it.
@@ -284,6 +288,8 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
 
         With `previous_sequence` it is appended only behind that one, so that a program that numbers its messages itself
         may send them again in other entries.
+
+        The exclusive producer of the topic names its `producer_epoch`.
         """
         if txn_id is None:
             producer, writer = producer or writer, None
@@ -301,7 +307,7 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         if found.count is not None and count not in (None, found.count):
             raise errors.InvalidArgument(f"count: {count}, but the body holds {found.count}", field="count")
         rows = found.count if found.count is not None else count or 1
-        sent = Entry(payload, found.kind, rows, txn_id, writer, producer, sequence, behind)
+        sent = Entry(payload, found.kind, rows, txn_id, writer, producer, sequence, behind, producer_epoch)
         entry = sent
         if found.messages is not None and target.record.next_offset is not None:
             entry = replace(sent, payload=as_batch(found.messages, broker.clock()), kind=PayloadKind.KAFKA)
@@ -466,7 +472,7 @@ def _message_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
         if request.sequence is not None and request.producer is None:
             raise errors.InvalidArgument("sequence: needs a `producer`", field="sequence")
         await check_transaction(broker, txn_id, caller)
-        options = PublishOptions(txn_id, request.producer, request.sequence, shown)
+        options = PublishOptions(txn_id, request.producer, request.sequence, request.producer_epoch, shown)
         now_ms = broker.clock()
         sent = [message.at(now_ms) for message in request.messages]
         return PublishMessagesAnswer(message_ids=await messages.publish(topic, sent, options))

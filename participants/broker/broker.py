@@ -41,6 +41,7 @@ from participants.common.signal import Signal
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.storage import LedgerError, LedgerStorage
 from participants.ledger.watermark import DEFAULT_PERCENT, Watermark
+from participants.messages.exclusive_producers import ExclusiveProducers
 from participants.messages.policies import Policies
 from participants.messages.removed import RemovedSegment, removed_segment
 from participants.messages.schema_versions import SchemaVersions
@@ -113,6 +114,7 @@ class Broker:
         self.version = cluster_version or ClusterVersion()
         self.topics = Topics(store, self.version)
         self.policies = Policies(store, self.topics, self.version)
+        self.exclusive_producers = ExclusiveProducers(store, self.version, clock)
         self.schemas = SchemaVersions(store, self.topics, self.policies, self.version)
         self.url = url
         self.storage = storage

@@ -123,6 +123,10 @@ class RemoteSegment:
             raise _appended_before(entry, said["appended"], complete=True)
         return Position.parse(said["position"]), said["duplicate"]
 
+    async def learn_producer(self) -> None:
+        """See `Publisher.learn_producer`. It may be repeated, like a read."""
+        await self.peer.request("POST", self._path("/learn-producer"), self._name, reads=True)
+
     async def read(
         self, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None, wait_s: float = 0
     ) -> Page:

@@ -13,12 +13,12 @@ from metastore.incarnation import first_number
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
-from metastore.txn.records.topics import SchemaHistory, TopicRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord, SchemaHistory, TopicRecord
 from metastore.types import Record
 from metastore.versions import ClusterVersion, Feature
 from metatxn.service.versions import require
 from metatxn.wire import errors
-from metatxn.wire.broker import HASH_RANGE_END, SegmentInfo, TopicInfo
+from metatxn.wire.broker import HASH_RANGE_END, ExclusiveProducerInfo, SegmentInfo, TopicInfo
 from metatxn.wire.listeners import address_for
 from metatxn.wire.names import TopicFormat
 from metatxn.wire.names import segment_id as new_segment_id
@@ -114,8 +114,10 @@ class Topics:
     async def _described(self, topic: TopicRecord, listener: str | None) -> TopicInfo | None:
         """None if one of the segments does not exist any more."""
         segments = []
+        hold_key = paths.exclusive_producer(topic.name)
         keys = [key(segment) for segment in topic.segments for key in (paths.segment, paths.segment_owner)]
-        records = (await self._store.get_many(keys)).records
+        records = (await self._store.get_many([hold_key, *keys])).records
+        hold = records[hold_key]
         for segment in topic.segments:
             stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
             record = SegmentRecord.decode(stored.value) if stored is not None else None
@@ -138,7 +140,18 @@ class Topics:
             schema_version=topic.schema_version or None,
             segments=segments,
             format=topic.format,
+            exclusive_producer=shown_producer(ExclusiveProducerRecord.decode(hold.value)) if hold is not None else None,
         )
+
+
+def shown_producer(hold: ExclusiveProducerRecord) -> ExclusiveProducerInfo | None:
+    """None if nobody has the topic for itself."""
+    if not hold.held:
+        return None
+    assert hold.claimed_ms is not None and hold.until_ms is not None
+    return ExclusiveProducerInfo(
+        epoch=hold.epoch, producer=hold.producer, claimed_ms=hold.claimed_ms, until_ms=hold.until_ms
+    )
 
 
 def _address(listener: str | None, owner: OwnerRecord) -> str:

@@ -3,7 +3,7 @@ assigned again.
 
     /txn-seq/<coordinator>   ids of transactions          /txn-key/…         epochs
     /seq/…                   numbers of `put_sequential`  /segment-owner/…   generations, which also number ledgers
-    /topic/…                 numbers of segments
+    /topic/…                 numbers of segments          /exclusive-producer/…  epochs
 
 It is not known how many numbers were assigned since. But no counter grows faster than the clock, and ids no faster than
 `IDS_PER_MS`, so each counter leaps to the time of the recovery, in these units, unless it is ahead of that. Counters
@@ -20,7 +20,7 @@ from metastore.incarnation import IDS_PER_MS
 from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord
-from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
 from metastore.txn.records.transactions import TransactionKey
 
 _TOGETHER = 20
@@ -59,10 +59,17 @@ def _topic(value: bytes, now_ms: int) -> bytes:
     return topic.model_copy(update={"next_segment": max(topic.next_segment, now_ms)}).encode()
 
 
+def _exclusive_producer(value: bytes, now_ms: int) -> bytes:
+    """Nobody holds the topic any more. Whoever does so claims it again."""
+    producer = ExclusiveProducerRecord.decode(value).ended
+    return producer.model_copy(update={"epoch": max(producer.epoch, now_ms)}).encode()
+
+
 _LEAPS: tuple[tuple[str, Callable[[bytes, int], bytes]], ...] = (
     (paths.ID_SEQUENCES, _counter),
     ("/seq/", _counter),
     (paths.TRANSACTION_KEYS, _key),
     (paths.SEGMENT_OWNERS, _owner),
     (paths.TOPICS, _topic),
+    (paths.EXCLUSIVE_PRODUCERS, _exclusive_producer),
 )

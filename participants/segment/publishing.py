@@ -31,6 +31,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.offsets import stamped
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
 from participants.ledger.watermark import Watermark
+from participants.segment.admission import Admission
 from participants.segment.dedup import AppendedBefore, KeyHashes, NotTheNext, Scope, sequence_used, unknown_hashes
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
@@ -52,6 +53,7 @@ class Publisher:
         self._segment = segment
         self._clock = clock
         self._metrics = metrics
+        self.admission = Admission(segment)
         self._publishes: set[asyncio.Task[Position]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
         """The publishes whose append was begun, until its result is recorded."""
@@ -79,10 +81,10 @@ class Publisher:
         when it was appended.
 
         When this returns, the entry is durable. Raises `misfit`, TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
-        PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED, STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and
-        nothing of it will ever be visible. After OUTCOME_UNKNOWN, retry with the same sequence, or abort the
-        transaction. Raises `AppendedBefore` if the entry, or a part of it, had already been appended, and not only in
-        this segment.
+        NOT_ALLOWED (another producer has the topic for itself), PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED,
+        STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and nothing of it will ever be visible. After
+        OUTCOME_UNKNOWN, retry with the same sequence, or abort the transaction. Raises `AppendedBefore` if the entry,
+        or a part of it, had already been appended, and not only in this segment.
         """
         self._segment.assert_serving()
         self._assert_format(entry)
@@ -91,6 +93,9 @@ class Publisher:
                 f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
                 limit_bytes=MAX_PAYLOAD_BYTES,
             )
+        if not self.admission.admits(entry):
+            await self.admission.look_again(entry)
+            self._segment.assert_serving()
         scope = Scope(entry.txn_id, entry.writer, entry.producer)
         if entry.behind is not None:
             if (position := await self._appended_last(entry, scope)) is not None:
@@ -103,6 +108,7 @@ class Publisher:
                 return self._appended_before(entry, entry.sequence, hashes) or position, True
         if self.closing or self._segment.ledgers.open is None:
             raise await self._sealed()
+        self._assert_admitted(entry)
         if misfit is not None:
             raise misfit
         self._assert_room(entry)
@@ -122,6 +128,11 @@ class Publisher:
                 field="body",
                 segment=self._segment.id,
             )
+
+    def _assert_admitted(self, entry: Entry) -> None:
+        """The entry comes from the topic's exclusive producer, or there is none (DESIGN §5.23)."""
+        if not self.admission.admits(entry):
+            raise self.admission.refusal(entry)
 
     def _assert_room(self, entry: Entry) -> None:
         """Before anything of the entry is stored, its intent included."""
@@ -256,6 +267,7 @@ class Publisher:
         return append
 
     def _begin_append(self, entry: Entry) -> Append:
+        self._assert_admitted(entry)
         ledger, offsets = self._segment.ledgers.open, self._segment.open_offsets
         assert ledger is not None, "the drain before a seal waits for every publish"
         if offsets is not None:  # the entry has this place, whatever was begun and failed before (DESIGN §5.20)
@@ -333,6 +345,14 @@ class Publisher:
         begins."""
         while self._begun:
             await asyncio.wait(self._begun)
+
+    async def learn_producer(self) -> None:
+        """Returns once this owner knows who has the topic for itself now, and nothing is under way that was begun
+        before. Raises STORE_UNAVAILABLE if it is not the owner, or one of those appends has an unknown outcome."""
+        await self.admission.learn()
+        if begun := set(self._begun):
+            await asyncio.wait(begun)
+        self._segment.assert_serving()
 
     async def drain(self) -> None:
         """Admit no more publishes, and wait until the admitted ones are durable or have failed (DESIGN §5.14).

@@ -16,6 +16,7 @@ length of the last ledger, not on the history of transactions. The order matters
 5. Only then are the headers first followed and then read, so that no decision can fall in between. A decision that came
    before the frames were known would find nothing to hide.
 6. The cursors and pending acks of the subscriptions are read, also by index, and also followed before they are read.
+7. Who has the topic for itself is read after 1, so that whoever claims it later finds this owner.
 """
 
 from __future__ import annotations
@@ -158,6 +159,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
         await delete_stale(context.store, segment_id, ownership.check, record.dedup)
         await _recover_transactions(segment, operations, context)
         await segment.attached.recover()
+        await segment.publisher.admission.learn()  # after the ownership was taken (DESIGN §5.23)
         segment.advanced()
     except BaseException:
         # A half-open segment must not act on decisions. Its ledger may be recorded; then the next opening seals it.

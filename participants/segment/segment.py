@@ -150,6 +150,10 @@ class Segment(OwnedSegment):
         """See `Publisher.publish`."""
         return await self.publisher.publish(entry, hashes, misfit=misfit)
 
+    async def learn_producer(self) -> None:
+        """See `Publisher.learn_producer`."""
+        await self.publisher.learn_producer()
+
     async def assert_open(self, txn_id: TxnId) -> None:
         """Raises if the transaction accepts no writes, before anything is changed. The guard of the intent has the last
         word."""

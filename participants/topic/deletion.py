@@ -31,6 +31,7 @@ from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from participants.broker.broker import Broker
 from participants.ledger.storage import LedgerError
+from participants.messages.exclusive_producers import end_hold
 from participants.messages.topics import StoredTopic, not_found
 from participants.subscription.definitions import Definitions
 from participants.subscription.deletion import delete_keys, delete_records
@@ -65,8 +66,10 @@ class Deletion:
             if stored.topic.deleted:
                 break
             tombstone = stored.topic.model_copy(update={"deleted": True, **_FORGOTTEN})
+            batch = self._store.batch().replace(stored.record, tombstone.encode())
+            end_hold(batch, name, await self._store.get(paths.exclusive_producer(name)))
             try:
-                await self._store.apply(self._store.batch().replace(stored.record, tombstone.encode()))
+                await self._store.apply(batch)
             except CheckFailed:
                 continue
         self._broker.forget_topic(name)

@@ -49,6 +49,8 @@ class PublishOptions:
     txn_id: TxnId | None
     producer: str | None
     sequence: int | None
+    epoch: int | None = None
+    """Of the topic's exclusive producer, if it is the publisher."""
     authorization: str | None = None
     """The caller's `Authorization`, for the owners of other segments."""
 
@@ -140,6 +142,7 @@ class Messages:
             options.txn_id,
             producer=options.producer,
             sequence=options.sequence,
+            epoch=options.epoch,
         )
 
     async def _moved_to(self, topic_name: str, options: PublishOptions, *, taken: bool) -> list[AnySegment]:

@@ -308,5 +308,5 @@ class Subscriptions:
     async def _publish(self, topic: str, messages: Sequence[Message], txn_id: TxnId) -> object:
         """Publish as the broker itself: the creator of the subscription had the right to produce to the topic."""
         return await self._messages.publish(
-            topic, messages, PublishOptions(txn_id, None, None, self._broker.authorization)
+            topic, messages, PublishOptions(txn_id, None, None, authorization=self._broker.authorization)
         )

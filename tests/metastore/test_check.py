@@ -22,6 +22,7 @@ from metastore.txn.laws.law import Finding
 from metastore.txn.records.groups import CommittedOffset, GroupRecord
 from metastore.txn.records.operations import AckOp, OffsetOp, Outcome, WriteOp
 from metastore.txn.records.subscriptions import AckedBucket, DeliveryCountsRecord, MarkDelete, SubscriptionRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import (
@@ -47,6 +48,7 @@ KEY = paths.transaction_key("me", "nightly/1")
 SUBSCRIPTION = paths.subscription(TOPIC, "s")
 GROUP = paths.group("g")
 GROUP_OFFSET = paths.group_offset("g", SEGMENT)
+HOLD = paths.exclusive_producer(TOPIC)
 MARK = paths.cursor_mark(SEGMENT, "s", 2)
 DELIVERIES = paths.delivery_counts(SEGMENT, "s", 2)
 BUCKET = paths.cursor_bucket(SEGMENT, "s", 2, (1, 2, 0))
@@ -143,6 +145,8 @@ async def subscribe(store: MetadataStore) -> None:
     op = AckOp(segment=SEGMENT, subscription="s", incarnation=2, position="1:1", batch_index=0, batch_size=2)
     await store.apply(put_ack_ops(batch, OPEN, 3, [(9, op)]))
     await store.apply(store.batch().create(GROUP, GroupRecord(generation=1, updated_ms=1).encode()))
+    held = ExclusiveProducerRecord(epoch=1, session="a", claimed_ms=1, until_ms=2)
+    await store.apply(store.batch().create(HOLD, held.encode()))
     batch = store.batch().create(GROUP_OFFSET, CommittedOffset(offset=3, committed_ms=1).encode())
     await store.apply(put_offset_op(batch, OPEN, OffsetOp(segment=SEGMENT, group="g", offset=4), None))
 
@@ -163,6 +167,16 @@ def _group_damages() -> Iterator[Damage]:
     yield Damage("committed for no group", {GROUP: None}, GROUP_OFFSET, "does not exist")
     negative = packed({"offset": -1, "committed_ms": 1})
     yield Damage("committed before all", {GROUP_OFFSET: negative}, GROUP_OFFSET, "negative")
+
+
+def _hold_damages() -> Iterator[Damage]:
+    hold = {"epoch": 2, "session": "a", "claimed_ms": 1, "until_ms": 5}
+    yield Damage("no epoch", {HOLD: packed(hold | {"epoch": 0})}, HOLD, "not valid")
+    yield Damage("held for ever", {HOLD: packed({"epoch": 2, "session": "a"})}, HOLD, "without a time")
+    of_nothing = paths.exclusive_producer("public/default/ghost")
+    yield Damage("exclusive producer of nothing", {of_nothing: packed({"epoch": 1})}, of_nothing, "does not exist")
+    deleted = {"name": TOPIC, "segments": SEGMENTS, "next_segment": 2, "created_ms": 1, "deleted": True}
+    yield Damage("held behind its deletion", {paths.topic(TOPIC): packed(deleted)}, HOLD, "is deleted")
 
 
 async def findings(store: MetadataStore, page: int = 7) -> list[Finding]:
@@ -350,6 +364,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("ack that ends before", ack_op(batch_index=1, batch_size=3, batch_last=1), ACK, "last message 1")
     yield Damage("ack of a later incarnation", ack_op(incarnation=3), ACK, "which is at incarnation 2")
     yield from _group_damages()
+    yield from _hold_damages()
     index_entry = f"{paths.ACKS_INDEX}{paths.acks_by_subscription(SEGMENT, 's')}{ACK.removeprefix(paths.OPS)}"
     yield Damage("ack without entry", {index_entry: None}, ACK, "missing in its index")
     yield Damage("ack entry without op", {ACK: None}, index_entry, "no operation")

@@ -552,8 +552,8 @@ PROTOCOL = (
         "dead-letter-before-its-message-is-acknowledged",
         "5.10: a message that is given up has a dead letter, both or neither",
         "participants/topic/subscriptions.py",
-        "PublishOptions(txn_id, None, None, self._broker.authorization)",
-        "PublishOptions(None, None, None, self._broker.authorization)",
+        "PublishOptions(txn_id, None, None, authorization",
+        "PublishOptions(None, None, None, authorization",
         "consume",
     ),
     Mutant(

@@ -53,6 +53,8 @@ NOT_AUDITED = {
     "preview_seek": "changes nothing",
     "look_at_horizons": "only reads",
     "check_schema": "only reads",
+    "keep_topic": "changes an own hold",
+    "learn_producer": "only reads",
 }
 """The endpoints that change something without a line, and why. Those of shares follow."""
 

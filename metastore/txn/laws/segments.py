@@ -10,7 +10,7 @@ from metastore.txn.laws.law import POSITION, Problems, View, decoded, named, par
 from metastore.txn.laws.operations import outcome_law
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
-from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
 from metastore.types import Record
 from metatxn.wire.names import number_of_segment
 
@@ -37,6 +37,20 @@ def topic_law(record: Record, view: View) -> Problems:
     for (lower, one), (upper, other) in pairwise(sorted(active)):
         if upper[0] <= lower[1]:
             yield f"the hash ranges of the active segments {one} and {other} overlap", RESTORE
+
+
+def exclusive_producer_law(record: Record, view: View) -> Problems:
+    name = named(record.key, paths.exclusive_producer)
+    producer = decoded(record, ExclusiveProducerRecord.decode)
+    topic = view.decode(TopicRecord, paths.topic(name))
+    if topic is None:
+        yield f"the topic {name} has an exclusive producer but does not exist", RESTORE
+    elif topic.deleted and producer.held:
+        yield f"the topic {name} is deleted but still has an exclusive producer", RESTORE
+    if producer.epoch < 1:
+        yield f"the epoch {producer.epoch} is not valid: epochs begin with 1", RESTORE
+    if producer.held and producer.until_ms is None:
+        yield "the topic is held without a time until which it is", RESTORE
 
 
 def segment_law(record: Record, view: View) -> Problems:

@@ -99,6 +99,7 @@ _NEEDS: Mapping[str, Callable[[Record], list[Feature]]] = {
     paths.SUBSCRIPTIONS: _of_subscription,
     paths.CURSORS: _of_cursor,
     paths.DRAINS: lambda record: [Feature.DRAIN],
+    paths.EXCLUSIVE_PRODUCERS: lambda record: [Feature.EXCLUSIVE_PRODUCERS],
     paths.QUOTAS: lambda record: [Feature.QUOTAS],
     paths.QUOTA_USES: lambda record: [Feature.QUOTAS],
 }

@@ -77,3 +77,27 @@ class TopicRecord(JsonRecord):
             return False
         left = map(SegmentParts.parse, self.segments)
         return all(each.number > found.number for each in left if each.overlaps(found))
+
+
+class ExclusiveProducerRecord(JsonRecord):
+    """`/exclusive-producer/<topic>`. With a `session`, only entries of this epoch may be appended to the topic; without
+    one, only entries without an epoch. `producer` is a name for people. The record stays when a hold has ended, so that
+    no epoch is used twice."""
+
+    epoch: int
+    session: str | None = None
+    producer: str | None = None
+    claimed_ms: int | None = None
+    until_ms: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self.session is not None
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether nobody has prolonged the hold in time. It lasts all the same until somebody else ends it."""
+        return self.until_ms is not None and self.until_ms < now_ms
+
+    @property
+    def ended(self) -> ExclusiveProducerRecord:
+        return ExclusiveProducerRecord(epoch=self.epoch)

@@ -28,6 +28,7 @@ PREFIXES = (
     ("/group/", "consumer groups of Kafka's clients"),
     ("/group-offset/", "offsets of consumer groups"),
     ("/policy/", "policies"),
+    ("/exclusive-producer/", "who alone may publish"),
     ("/quota/", "quotas"),
     ("/quota-use/", "what principals have used lately"),
     ("/cluster/", "running services, drains and the cluster version"),

@@ -11,6 +11,7 @@ from tests.mutants.guards.console import CONSOLE
 from tests.mutants.guards.consumers import CONSUMERS
 from tests.mutants.guards.coordinator import COORDINATOR
 from tests.mutants.guards.draining import DRAINING
+from tests.mutants.guards.exclusive import EXCLUSIVE
 from tests.mutants.guards.gateways import GATEWAYS
 from tests.mutants.guards.hidden import HIDDEN
 from tests.mutants.guards.ledgers import LEDGERS
@@ -36,6 +37,7 @@ GUARDS = (
     *REWRITING,
     *PARTICIPANTS,
     *DRAINING,
+    *EXCLUSIVE,
     *CONSUMERS,
     *BATCHES,
     *POLICIES,

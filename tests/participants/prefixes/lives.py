@@ -27,6 +27,7 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.storage import LedgerStorage
 from participants.segment.segment import Segment
+from participants.topic.claims import Claims
 from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages
 from participants.topic.subscriptions import Subscriptions
@@ -139,6 +140,7 @@ class Life:
             max_ledger_bytes=world.max_ledger_bytes,
         )
         self.layout = LayoutUpkeep(self.broker)
+        self.claims = Claims(self.broker)
         self.messages = Messages(self.broker)
         self.subscriptions = Subscriptions(self.broker, self.messages)
         self.transactions = Transactions(self.store, world.now_ms, COORDINATOR, id_block_size=1)

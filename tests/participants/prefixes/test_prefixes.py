@@ -2,7 +2,7 @@
 end as without a death, no acknowledged entry lost or doubled, nothing left over.
 
 Method: every interrupted prefix, enumerated (see `harness`), with ledgers as files or as objects, and with the answer
-to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 96, 112, 123.
+to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 96, 112, 123, 129.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
 from participants.broker.placement import wanted
+from participants.messages.exclusive_producers import Claim
 from participants.messages.payloads import encode_messages
 from participants.segment.trimming import trim
 from participants.subscription.share import AckRequest
@@ -51,9 +52,11 @@ async def created(life: Life, segments: int = 1) -> None:
     await life.serving()
 
 
-async def send(life: Life, client: Client, key: str, value: str, txn: TxnId | None = None) -> None:
+async def send(
+    life: Life, client: Client, key: str, value: str, txn: TxnId | None = None, epoch: int | None = None
+) -> None:
     """Exactly once: under the same sequence however often."""
-    options = PublishOptions(txn, f"producer of {value}", 1)
+    options = PublishOptions(txn, f"producer of {value}", 1, epoch)
     message = Message(key=key, value=value)
     await client.once(f"send {value}", lambda: life.messages.publish(TOPIC, [message], options))
 
@@ -123,6 +126,37 @@ class Merge(Split):
         for key in (LOW, HIGH):
             await send(life, client, key, f"last {key}")
         await client.end("committed", commit=True)
+
+
+class ClaimTopic(Story):
+    """One program takes the topic from another, which has a transaction open, and gives it back."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life, segments=2)
+        txn, epoch = await client.begin("committed"), await self._claimed(life, client, "first")
+        for key in (LOW, HIGH):
+            await send(life, client, key, f"first {key}", epoch=epoch)
+            await send(life, client, key, f"inside {key}", txn, epoch)
+
+    async def act(self, life: Life, client: Client) -> None:
+        first, second = client.answers["first"].epoch, await self._claimed(life, client, "second")
+        for key in (LOW, HIGH):
+            for epoch in (first, None):
+                await client.once(f"{key} {epoch}", functools.partial(self._refused, life, client, key, epoch))
+            await send(life, client, key, f"second {key}", epoch=second)
+        await client.end("committed", commit=True)
+        await client.once("release", lambda: life.broker.exclusive_producers.release(TOPIC, second))
+        for key in (LOW, HIGH):
+            await send(life, client, key, f"plain {key}")
+
+    async def _refused(self, life: Life, client: Client, key: str, epoch: int | None) -> None:
+        with pytest.raises(errors.NotAllowed):
+            await send(life, client, key, f"never {key}", epoch=epoch)
+
+    async def _claimed(self, life: Life, client: Client, session: str) -> int:
+        claim = Claim(session, None, fence=True, ttl_ms=60_000)
+        held = await client.once(session, lambda: life.claims.claim(TOPIC, claim))
+        return int(held.epoch)
 
 
 class Seal(Story):
@@ -653,6 +687,7 @@ STORIES = (
     DeleteSubscription,
     Recover,
     Stop,
+    ClaimTopic,
 )
 
 
