@@ -60,6 +60,7 @@ PAGES = {
     "one key": "/keys/key-1",
     "cluster": "/cluster",
     "records of the store": "/cluster/store?prefix=/txn/",
+    "check of the store": "/cluster/store/check",
     "access": "/access",
     "sign in": "/sign-in",
 }

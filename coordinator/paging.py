@@ -26,6 +26,7 @@ POSITIONS = {
     "ops": r"[^/]+",
     "keys": r"[^/]*&[^/]+",
     "records": r"(?s:.+)",
+    "check": r"(?s:.+)",
 }
 """The lists, and the form of a position in each of them."""
 

@@ -31,6 +31,7 @@ from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.patience import PATIENCE_MS
 from coordinator.presence import Presence
+from coordinator.store_checks import StoreChecks
 from coordinator.stored_records import StoredRecords
 from coordinator.survey import Survey
 from coordinator.timeout_sweep import DEFAULT_INTERVAL_MS, DEFAULT_MAX_CLOCK_SKEW_MS, TimeoutSweep
@@ -220,7 +221,7 @@ class CoordinatorService:
         add_routes(app, transaction_key_routes(self.transactions, self.listings))
         add_routes(app, hanging_routes(self.listings))
         add_routes(app, quota_routes(StoredQuotas(self._store, self.guard.version), self.quotas))
-        add_routes(app, store_routes(stored))
+        add_routes(app, store_routes(stored, StoreChecks(self._store)))
         if self._console is not None:
             app.router.routes.append(self._console)
         add_routes(app, upgrade_routes(self._store, self._clock))

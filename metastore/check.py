@@ -58,10 +58,13 @@ class StoreCheck:
         async for finding in self._of_page(page):
             yield finding
 
+    async def wrong_with(self, records: list[Record]) -> list[Finding]:
+        """What is wrong with these records, whenever they were read. Raises the store's errors."""
+        return [finding for key in await self._suspects(records) for finding in await self._confirmed(key)]
+
     async def _of_page(self, page: list[Record]) -> AsyncIterator[Finding]:
-        for key in await self._suspects(page):
-            for finding in await self._confirmed(key):
-                yield finding
+        for finding in await self.wrong_with(page):
+            yield finding
         self.records += len(page)
         self._examined(self.records)
 

@@ -11,6 +11,7 @@ from metatxn.http import Call, FixedEndpoint, path_of
 from metatxn.paging import Listing, Paged
 from metatxn.wire.access import AccessInfo
 from metatxn.wire.coordinator import (
+    CheckedRecords,
     Cluster,
     StoredRecord,
     UpgradeStatus,
@@ -19,6 +20,7 @@ from metatxn.wire.models import BrokerInfo, BrokerSegment, ServiceStatus, Throug
 from metatxn.wire.quotas import QuotaInfo
 
 RECORDS_PATH = "/admin/v2/store/records"
+CHECK_PATH = "/admin/v2/store/check"
 
 
 class ClusterRequests:
@@ -93,6 +95,13 @@ class ClusterRequests:
         return Listing(
             connection, connection.coordinators, RECORDS_PATH, {"prefix": prefix, "limit": limit}, StoredRecord
         )
+
+    def check_store(self, *, limit: int | None = None) -> Listing[CheckedRecords]:
+        """Compare all records of the metadata store with each other, `limit` with each request, in the order of their
+        keys. An item tells of records whose keys have the same beginning how many were examined, how large they are,
+        and what is wrong with them; there may be several items for the same beginning. Requires the right `admin`."""
+        connection = self._connection
+        return Listing(connection, connection.coordinators, CHECK_PATH, {"limit": limit}, CheckedRecords)
 
     async def upgrade_status(self) -> UpgradeStatus:
         """The cluster version, the release of every process, and what stands in the way of the next version. Raises

@@ -162,6 +162,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "coordinator.gc_sweep: _MOST_RIVALS",
         "coordinator.hanging: MAX_AGE_MS MAX_TOUCHED MAX_TOUCHED_OF_ALL",
         "coordinator.listings: PAGE_BYTES _SMALLEST_SLICE ROWS_PER_PAGE",
+        "coordinator.store_checks: STEP_BYTES",
         "coordinator.stored_records: PAGE_BYTES",
         "coordinator.survey: MAX_COUNTED MAX_LABELLED_KEYS",
         "metastore.watches: MAX_LOGGED_BYTES",

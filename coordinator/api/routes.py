@@ -14,6 +14,7 @@ from coordinator.hanging import MAX_AGE_MS, hanging_transactions
 from coordinator.listings import Filter, Listings
 from coordinator.ownership import owned, visible_owner
 from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
+from coordinator.store_checks import StoreChecks
 from coordinator.stored_records import StoredRecords
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
@@ -43,6 +44,7 @@ from metatxn.wire.coordinator import (
     OwnerName,
     PrepareRequest,
     State,
+    StoreCheckPage,
     StoredRecordPage,
     TransactionHeader,
     TransactionKeyInfo,
@@ -144,7 +146,9 @@ class OwnerQuery(BaseModel):
     owner: OwnerName | None = None
 
 
-def _page(page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage | StoredRecordPage) -> Response:
+def _page(
+    page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage | StoredRecordPage | StoreCheckPage,
+) -> Response:
     """The items without members that have no value, and always `next_page_token`: null marks the last page."""
     return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
@@ -286,13 +290,22 @@ def listing_routes(transactions: Transactions, listings: Listings, stored: Store
     return router
 
 
-def store_routes(stored: StoredRecords) -> APIRouter:
+def store_routes(stored: StoredRecords, checks: StoreChecks) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/store", tags=["store"], route_class=StrictRoute)
 
     @router.get("/records", response_model=StoredRecordPage, responses=problems(*ALWAYS))
     async def stored_records(query: Annotated[RecordQuery, Query()]) -> Response:
         """The records of the metadata store in the order of their keys."""
         return _page(await stored.below(query.prefix, query.limit, query.page_token))
+
+    @router.get("/check", response_model=StoreCheckPage, responses=problems(*ALWAYS))
+    async def check_store(query: Annotated[PageQuery, Query()]) -> Response:
+        """Compare records with each other, `limit` of them, in the order of their keys. Nothing is changed.
+
+        The pages together are a check of the whole store. The records of a page are counted by the beginning of their
+        keys, so a beginning may come again on the next page.
+        """
+        return _page(await checks.step(query.limit, query.page_token))
 
     return router
 

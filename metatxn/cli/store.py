@@ -14,9 +14,11 @@ import typer
 from metatxn.cli import services
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
-from metatxn.cli.output import JsonLines, Output, print_line, print_note, print_rows, printable
+from metatxn.cli.output import JsonLines, Output, print_json, print_line, print_note, print_rows, printable
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.recover import EXAMPLE, recover
+from metatxn.wire.coordinator import key_prefix
+from metatxn.words import size_text
 
 EMPTY = "the store is empty: is --store the right one?"
 
@@ -123,6 +125,35 @@ def check(
     if rows:
         raise CliError(f"{len(rows)} findings in {checked} records. Begin with the first one.")
     if items is not None and not checked:
+        print_note(EMPTY)
+
+
+@app.command(epilog="Example: metatxn store sizes --store etcd://10.0.0.1:2379/prod")
+def sizes(
+    context: typer.Context, store: StoreOption, log_level: LogOption = "error", output: OutputOption = None
+) -> None:
+    """Count the records by the beginning of their keys, and the bytes of their keys and values."""
+    set_up_logs(log_level)
+    found: dict[str, tuple[int, int]] = {}
+    progress = ProgressLine("records")
+
+    async def run(opened: services.Store) -> None:
+        records: AsyncIterator[PrintedRecord] = services.load("store_dump")(opened, "")
+        async for record in records:
+            count, size = found.get(prefix := key_prefix(record.key), (0, 0))
+            found[prefix] = (count + 1, size + len(record.key.encode()) + len(record.value))
+            progress.at(progress.done + 1)
+
+    with progress:
+        looking_into(store, run)
+    if output_of(context, output) is Output.JSON:
+        print_json([{"prefix": prefix, "records": count, "bytes": size} for prefix, (count, size) in found.items()])
+    elif found:
+        print_rows(
+            ("KEYS BEGIN WITH", "RECORDS", "SIZE"),
+            [(printable(prefix), count, size_text(size)) for prefix, (count, size) in found.items()],
+        )
+    if not found:
         print_note(EMPTY)
 
 

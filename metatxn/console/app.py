@@ -34,7 +34,7 @@ from metatxn.console.pages import (
 from metatxn.console.pages.access import access
 from metatxn.console.pages.cluster import broker_segments, cluster, drain_broker, undrain_broker
 from metatxn.console.pages.producing import produce_message
-from metatxn.console.pages.store import store_records
+from metatxn.console.pages.store import check_store, store_records
 from metatxn.console.sessions import PATH, comes_from_elsewhere, comes_from_here
 from metatxn.console.site import Recorder, Site
 from metatxn.console.visit import MadeChange, SentForm, Visit
@@ -53,6 +53,7 @@ PAGES: dict[str, PageHandler] = {
     "/cluster": cluster,
     "/cluster/brokers/{broker_id}": broker_segments,
     "/cluster/store": store_records,
+    "/cluster/store/check": check_store,
     "/access": access,
     "/keys": keys.keys,
     "/keys/{key}": keys.one_key,

@@ -73,6 +73,7 @@ class Client(Facade[AsyncClient]):
     transaction_work = blocking(AsyncClient.transaction_work)
     transaction_records = iterating(AsyncClient.transaction_records)
     stored_records = iterating(AsyncClient.stored_records)
+    check_store = iterating(AsyncClient.check_store)
     broker_segments = iterating(AsyncClient.broker_segments)
 
     connect_key = blocking(AsyncClient.connect_key)

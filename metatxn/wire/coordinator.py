@@ -338,6 +338,53 @@ class StoredRecordPage(BaseModel):
     next_page_token: str | None = None
 
 
+class StoreFinding(BaseModel):
+    """A record that contradicts others, or the layout of the store, and what to do about it."""
+
+    key: str
+    problem: str
+    action: str
+
+
+class CheckedRecords(BaseModel):
+    """Records whose keys have the same beginning: how many were examined, the bytes of their keys and values, and what
+    is wrong with them."""
+
+    prefix: str
+    records: int = 0
+    bytes: int = 0
+    findings: list[StoreFinding] = []
+
+
+class StoreCheckPage(BaseModel):
+    model_config = example(
+        items=[
+            {"prefix": "/txn-lease/", "records": 3, "bytes": 183, "findings": []},
+            {
+                "prefix": "/txn-seq/",
+                "records": 1,
+                "bytes": 12,
+                "findings": [
+                    {
+                        "key": "/txn-seq/7",
+                        "problem": "the value cannot be read: it is no number",
+                        "action": "Restore the record from a backup.",
+                    }
+                ],
+            },
+        ],
+        next_page_token=None,
+    )
+
+    items: list[CheckedRecords]
+    next_page_token: str | None = None
+
+
+def key_prefix(key: str) -> str:
+    """The beginning of a key by which records are counted: `/txn/` for `/txn/…`."""
+    return key[: key.find("/", 1) + 1] or "/"
+
+
 class ConnectAnswer(BaseModel):
     """The new epoch, the transaction that the previous connection had open, and the last version that was committed."""
 

@@ -90,6 +90,13 @@ class ConsoleCluster:
         """Another one, where the one that was stopped has been."""
         self._coordinator = self._loop.run(self._started(int(self.url.rpartition(":")[2])))
 
+    def write(self, values: Mapping[str, bytes | None]) -> None:
+        """Put records into the store, or take them away, as somebody would who is none of the services."""
+        batch = self.store.batch()
+        for key, value in values.items():
+            _ = batch.delete(key) if value is None else batch.put(key, value)
+        self._loop.run(self.store.apply(batch))
+
     def look(self) -> None:
         """Remember what was counted since the last look, as the services do every ten seconds."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 import metatxn
@@ -69,6 +70,31 @@ def test_records_are_read_page_by_page(visitor: Visitor, cluster: ConsoleCluster
         assert sender.get("/cluster/store?prefix=txn").status_code == 422
 
 
+def test_the_store_is_checked_while_somebody_looks(
+    visitor: Visitor, cluster: ConsoleCluster, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page says how far it is, what it has found, and how much there is of what."""
+    monkeypatch.setattr(store, "RECORDS_PER_STEP", 10)
+    monkeypatch.setattr(store, "STEPS_PER_LOOK", 2)
+    key = "/<b>odd</b>/1"
+    cluster.write({key: b"1"})
+    try:
+        with cluster.client() as client:
+            held = len([*client.stored_records("/topic/")])
+        page = visitor.open("/cluster/store")
+        page.get_by_role("link", name="Check all of them").click()
+        expect(page.get_by_role("status")).to_contain_text("Begin with the first of the findings below.")
+        finding = page.get_by_role("region", name="What is wrong").get_by_role("row").filter(has_text=key)
+        expect(finding).to_contain_text("the key does not belong to any part of the layout")
+        topics = page.get_by_role("row").filter(has=page.get_by_role("link", name="/topic/", exact=True))
+        expect(topics.get_by_role("cell").nth(2)).to_have_text(str(held))
+    finally:
+        cluster.write({key: None})
+    with Sender(cluster.url) as sender:
+        text = sender.get("/cluster/store/check").text
+        assert "20 records are compared with each other so far" in text, "a look does bounded work"
+
+
 def test_every_prefix_of_the_store_is_named() -> None:
     keys = [value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)]
     below = tuple(prefix for prefix, _ in store.PREFIXES)
@@ -82,7 +108,7 @@ def test_whoever_is_no_administrator_drains_nothing_and_reads_no_record(secured:
         shown = ada.get("/cluster")
         assert shown.status_code == 200 and broker.url in shown.text
         assert "Drain it" not in shown.text and "/cluster/store" not in shown.text
-        assert ada.get("/cluster/store").status_code == 403
+        assert ada.get("/cluster/store").status_code == ada.get("/cluster/store/check").status_code == 403
         assert ada.get(f"/cluster/brokers/{broker.id}").status_code == 403
         for verb in ("drain", "undrain"):
             assert ada.post(f"/cluster/brokers/{broker.id}/{verb}", sure="yes").status_code == 403

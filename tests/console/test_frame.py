@@ -26,7 +26,8 @@ EVERY_PAGE = (
     *("/topics", "/topics?text=nothing", "/topics/orders", "/topics/nothing", "/topics/orders/messages?show=all"),
     *("/topics/orders/subscriptions", "/topics/orders/subscriptions/billing"),
     *("/topics/orders/subscriptions/billing/seek?to=earliest", "/keys", "/keys/loader"),
-    *("/cluster", "/cluster/brokers/{broker}", "/cluster/store?prefix=/txn/", "/access"),
+    *("/cluster", "/cluster/brokers/{broker}", "/cluster/store?prefix=/txn/", "/cluster/store/check"),
+    "/access",
 )
 NO_PAGES = {"/unserved", "/topics/{topic}/messages/download"}
 """What leads to another page, or is a file."""

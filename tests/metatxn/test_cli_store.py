@@ -7,6 +7,7 @@ import json
 import shutil
 import sqlite3
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,18 @@ def test_check_of_a_whole_store(url: str) -> None:
     assert done.stdout.startswith("nothing wrong in ")
     done = run_here("store", "check", "--store", url, "-o", "json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_sizes_are_those_of_what_is_dumped(url: str) -> None:
+    rows = rows_of(run_here("store", "dump", "--store", url, "-o", "json").stdout)
+    found = json.loads(run_here("store", "sizes", "--store", url, "-o", "json").stdout)
+    counted = Counter(row["key"].split("/")[1] for row in rows)
+    assert {each["prefix"]: each["records"] for each in found} == {f"/{name}/": n for name, n in counted.items()}
+    (sequence,) = (each for each in found if each["prefix"] == "/txn-seq/")
+    (key, value) = next((row["key"], row["value"]) for row in rows if row["key"].startswith("/txn-seq/"))
+    assert sequence["bytes"] == len(key) + len(str(value))
+    lines = run_here("store", "sizes", "--store", url).stdout.splitlines()
+    assert lines[0].split() == ["KEYS", "BEGIN", "WITH", "RECORDS", "SIZE"] and len(lines) == 1 + len(counted)
 
 
 def test_check_of_a_damaged_store(url: str, tmp_path: Path) -> None:

@@ -1,16 +1,23 @@
-"""The records of the metadata store as they stand there. For administrators."""
+"""The records of the metadata store as they stand there, and whether they agree with each other. For administrators."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 import metatxn
-from metatxn.console.visit import Visit
+from metatxn.console.visit import Values, Visit
+from metatxn.wire.coordinator import CheckedRecords, StoreFinding
 
 PATH = "/console/cluster/store"
 PER_PAGE = 30
+RECORDS_PER_STEP = 500
+STEPS_PER_LOOK = 4
+MOST_FINDINGS = 100
+MOST_PREFIXES = 100
+"""What somebody else has written may have any beginning."""
 PREFIXES = (
     ("/txn/", "transactions"),
     ("/txn-lease/", "deadlines after a keep-alive"),
@@ -57,3 +64,46 @@ async def store_records(visit: Visit) -> Response:
 
 def _url(prefix: str, token: str | None) -> str:
     return f"{PATH}?{urlencode({'prefix': prefix, **({'page': token} if token else {})})}"
+
+
+@dataclass(slots=True)
+class StoreCheckSoFar:
+    """How far a check has come, for as long as somebody looks at it."""
+
+    records: int = 0
+    wrong: int = 0
+    findings: list[StoreFinding] = field(default_factory=list)
+    sizes: dict[str, CheckedRecords] = field(default_factory=dict)
+    over: bool = False
+    _token: str | None = None
+
+    async def go_on(self, visit: Visit) -> None:
+        """Examine some more records. What fails is examined again the next time."""
+        for _ in range(STEPS_PER_LOOK):
+            if self.over:
+                return
+            found, self._token = await visit.client.check_store(limit=RECORDS_PER_STEP).page_at(self._token)
+            self.over = self._token is None
+            for each in found:
+                self._add(each)
+
+    def _add(self, found: CheckedRecords) -> None:
+        self.records += found.records
+        self.wrong += len(found.findings)
+        self.findings += found.findings[: MOST_FINDINGS - len(self.findings)]
+        if found.prefix not in self.sizes and len(self.sizes) == MOST_PREFIXES:
+            return
+        size = self.sizes.setdefault(found.prefix, CheckedRecords(prefix=found.prefix))
+        size.records += found.records
+        size.bytes += found.bytes
+
+
+async def check_store(visit: Visit) -> Response:
+    """Compares all records with each other, a part with each look, as long as the page is seen."""
+    progress = StoreCheckSoFar()
+
+    async def load() -> Values:
+        await progress.go_on(visit)
+        return {"progress": progress, "prefixes": dict(PREFIXES)}
+
+    return await visit.live_page("check.html", load)

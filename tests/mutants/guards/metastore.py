@@ -205,4 +205,20 @@ METASTORE = (
             "tests/metastore/sqlite/test_every_step.py",
         ),
     ),
+    Mutant(
+        "check-steps-overlap",
+        "the next step of a check begins behind the last record of the one before",
+        "coordinator/store_checks.py",
+        'start = f"{after}\\0" if after else EVERYTHING',
+        "start = after or EVERYTHING",
+        tests=("tests/coordinator/test_store_checks.py::test_the_steps_are_together_the_whole_check",),
+    ),
+    Mutant(
+        "check-shows-no-findings",
+        "a step tells what is wrong with its records",
+        "coordinator/store_checks.py",
+        "checked[key_prefix(each.key)].findings.append(finding)",
+        "pass",
+        tests=("tests/coordinator/test_store_checks.py::test_the_steps_are_together_the_whole_check",),
+    ),
 )
