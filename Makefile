@@ -8,6 +8,7 @@ export PYTHON
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 CLASSES := build/spark-classes.jsa
 KAFKA := build/kafka/.ready
 SPARK_KAFKA := build/spark-kafka/.ready
@@ -53,7 +54,7 @@ check: $(STAMP)  ## Lint, formatting, strict types
 test: setup  ## Set up, check, and run every test (WORKERS=4)
 	$(MAKE) --no-print-directory --jobs=2 check suite
 
-suite: $(CLASSES)
+suite: $(CLASSES) $(COMPILED)
 	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 
 quick: setup  ## In a minute: the tests that start no process (no Spark, etcd or ZooKeeper) and do not take long
@@ -61,6 +62,10 @@ quick: setup  ## In a minute: the tests that start no process (no Spark, etcd or
 
 test-all: export METATXN_TESTS = all
 test-all: test  ## The same, every sweep as a whole: the hours before a release (WORKERS=4)
+
+# Otherwise each worker compiles all tests, and what they import, for itself.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -m pytest --collect-only -qqq >$@ || true
 
 $(CLASSES): $(STAMP)
 	scripts/install-debian-packages java

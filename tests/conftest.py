@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
@@ -17,6 +18,11 @@ from tests.order import Scheduling, place_of
 # httpx looks for it with every request to an application in this process. It is not installed, and each look along the
 # whole path takes a third of a millisecond.
 sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
+
+# Unless it is told otherwise, structlog shows each traceback with all local variables, which takes a tenth of a second.
+*_processors, _ = structlog.get_config()["processors"]
+_shown = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*_processors, _shown])
 
 # On top of the profile that hypothesis takes by itself, which in CI is another one.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

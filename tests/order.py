@@ -13,6 +13,7 @@ SHARED_SPARK = "tests/spark_connector with one Spark"
 """All files whose tests share a Spark session and a `metatxn dev`: each worker would start, and warm up, its own."""
 SHARED_BROWSER = "tests/console with one browser"
 """All files whose tests share a browser and the clusters that it visits, for the same reason."""
+SHARED_SOURCE = "tests with one parsed source"
 _FIRST = (
     SHARED_SPARK,
     "tests/spark_connector/test_failure_matrix.py",
@@ -32,6 +33,8 @@ def work_of(file: str) -> str:
     source = (ROOT / file).read_text()
     if re.search(r"\bspark: SparkSession", source):
         return SHARED_SPARK
+    if re.search(r"\btree_of\b", source):
+        return SHARED_SOURCE
     return SHARED_BROWSER if re.search(r"\b(?:visitor|stranger): Visitor", source) else file
 
 

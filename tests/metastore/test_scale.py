@@ -7,7 +7,6 @@ collect. Then nothing is left, and `metatxn store check` has nothing to say.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -33,7 +32,6 @@ from participants.txn.materializer import materialize
 from tests.extent import usually
 from tests.metastore.opening import fresh_url
 from tests.metastore.test_check import SEGMENT, create_topic
-from tests.test_source import modules, room_of, tree_of
 
 PAGE = 500
 CALLERS = 500
@@ -50,12 +48,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def transactions(kind: str) -> int:
-    return 10_000 if kind == "sqlite" else usually(1_000, 10_000)
+    return 10_000 if kind == "memory" else usually(1_000, 10_000)
 
 
 @pytest.fixture
 def operations(kind: str) -> int:
-    few = {"memory": 30_000, "zookeeper": 3_000}.get(kind, 10_000)  # tests/metastore/zookeeper has many, too
+    few = 10_000 if kind == "memory" else 3_000  # tests/metastore/zookeeper has many, too
     return usually(few, 100_000)
 
 
@@ -205,13 +203,3 @@ async def test_one_transaction_has_a_hundred_thousand_operations(
     assert await all_keys(store, prefix) == []
     assert await collect(store) == Collected(deleted=1, kept=0)
     await assert_nothing_left(store)
-
-
-def test_no_range_is_deleted_that_could_be_large() -> None:
-    """etcd 3.4 keeps the buffer of its largest write: after one delete over 100,000 keys it answers 371 checked writes
-    a second instead of 8,500, until it is restarted. So records are deleted by their names, in applies that are
-    limited; nothing but the stores themselves speaks of ranges."""
-    for path in modules():
-        calls = [node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
-        named = [call.attr for call in calls if isinstance(call, ast.Attribute)]
-        assert "delete_range" not in named or room_of(path) == "metastore", f"{path} deletes a range"

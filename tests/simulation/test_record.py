@@ -36,7 +36,8 @@ def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
 
     def run_with(workers: int) -> Path:
         kept = tmp_path / str(workers)
-        run = [sys.executable, "-m", "tests.simulation", "--seeds", "2", "--workers", str(workers), "--kept", str(kept)]
+        run = [sys.executable, "-m", "tests.simulation", "--workload", "log", "--seeds", "2"]
+        run += ["--workers", str(workers), "--kept", str(kept)]
         subprocess.run(run, stdout=subprocess.PIPE, check=True)
         return kept
 

@@ -4,8 +4,8 @@ so that a failure can be replayed.
 Method: the first seeds of every workload, many more in `make test-all`; `make simulate` runs thousands. These are
 the seeds with which `make mutants` begins, so what a mutant's row says of them holds here. The workload `log` has plain
 producers only, no transactions; of `library`, one seed in twenty has so many faults that none of its consumers begins
-one within the minute. The first story of each workload is told again, in the reverse order, by a process that hashes
-text differently, and the digests of all that crossed an edge are compared.
+one within the minute. The first story of a few workloads, of all in `make test-all`, is told again, in the reverse
+order, by a process that hashes text differently, and the digests of all that crossed an edge are compared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.extent import usually
 from tests.simulation.run import Result, run_seed
 from tests.simulation.workloads import WORKLOADS
 
-SEEDS = usually(3, 25)
+SEEDS = usually(2, 25)
 """Of each row of `WORKLOADS`, where the bank has two."""
 NAMES = sorted(kind.name for kind in WORKLOADS)
 STORIES = sorted({(name, seed) for name in NAMES for seed in range(1, NAMES.count(name) * SEEDS + 1)})
-AGAIN = [(name, seed) for name, seed in STORIES if seed <= usually(1, 3)]
+AGAIN = [(name, seed) for name in usually(NAMES[::4], NAMES) for seed in usually([1], [1, 2, 3])]
 
 # The coroutines of killed processes never go on. When they are collected, some complain of that.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -54,7 +54,7 @@ def test_seed(workload: str, seed: int) -> None:
 
 
 def test_one_seed_is_one_story() -> None:
-    """What ran before in the same process changes nothing, nor does the order of sets, in no workload: it is seen only
+    """What ran before in the same process changes nothing, nor does the order of sets, which is seen only
     where two transactions end at once."""
     script = (
         "import json; from tests.simulation.run import run_seed; "

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.linearizability.run import on_etcd, run
-from tests.coordinator.linearizability.verdict import verdict
+from tests.coordinator.linearizability.verdict import faults
 from tests.extent import usually
 
 ROUNDS = int(os.environ.get("METATXN_LINEARIZABLE_ROUNDS", "1"))
@@ -32,5 +32,5 @@ async def test_three_coordinators_answer_like_one(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     async with on_etcd(tmp_path) as deployment:
         rounds = replace(deployment, faults=[*deployment.faults] * ROUNDS)
-        wrong = verdict(await run(rounds, path, answers=ANSWERS))
-    assert not wrong, f"{path}\n" + "\n\n".join(f"{what}:\n{evidence}" for what, evidence in wrong.items())
+        wrong = list(faults(await run(rounds, path, answers=ANSWERS)))
+    assert not wrong, f"{path}\n" + "\n\n".join(f"{what}:\n{evidence}" for what, evidence in wrong)

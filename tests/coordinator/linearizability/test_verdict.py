@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -22,7 +22,7 @@ from metastore.txn import paths
 from metastore.txn.store import INDEXES
 from metastore.types import Applied, Batch, Record, Snapshot
 from tests.coordinator.linearizability.run import COORDINATORS, Deployment, run
-from tests.coordinator.linearizability.verdict import STORE_AWAY, verdict
+from tests.coordinator.linearizability.verdict import STORE_AWAY, faults
 from tests.coordinator.stores import ShuffledStore
 from tests.histories.calls import Call, Outcome
 
@@ -135,7 +135,7 @@ LOSING = [LosesReplies, LosesRequests, AppliesLate]
 ALWAYS_AWAY = Call("nemesis", {"verb": STORE_AWAY}, Outcome.UNKNOWN, 0, 0)
 
 
-async def judge(view: type[_Strange], path: Path) -> dict[str, str]:
+async def judge(view: type[_Strange], path: Path) -> Iterator[tuple[str, str]]:
     truth = MemoryStore(INDEXES)
     services = [CoordinatorService(view(truth, seed)) for seed in range(COORDINATORS)]
     urls = [f"http://coordinator-{number}" for number in range(COORDINATORS)]
@@ -146,12 +146,12 @@ async def judge(view: type[_Strange], path: Path) -> dict[str, str]:
     async with httpx.AsyncClient(mounts=mounts, timeout=60, verify=False) as http:
         calls = await run(Deployment(http, urls), path, answers=ANSWERS)
     await truth.close()
-    return verdict([ALWAYS_AWAY, *calls] if view in LOSING else calls)
+    return faults([ALWAYS_AWAY, *calls] if view in LOSING else calls)
 
 
 @pytest.mark.parametrize("view", [Honest, *LOSING])
 async def test_what_is_allowed_is_believed(view: type[_Strange], tmp_path: Path) -> None:
-    assert await judge(view, tmp_path / "history.jsonl") == {}
+    assert list(await judge(view, tmp_path / "history.jsonl")) == []
 
 
 LIES = [AnswersBeforeTheApply, ReadsFromACache, RefusesWhatItApplied, IgnoresChecks, ForgetsKeys, ForgetsHeaders]
@@ -159,4 +159,4 @@ LIES = [AnswersBeforeTheApply, ReadsFromACache, RefusesWhatItApplied, IgnoresChe
 
 @pytest.mark.parametrize("view", LIES)
 async def test_each_lie_is_found(view: type[_Strange], tmp_path: Path) -> None:
-    assert any(what.endswith("is not linearizable") for what in await judge(view, tmp_path / "history.jsonl"))
+    assert any(what.endswith("is not linearizable") for what, _ in await judge(view, tmp_path / "history.jsonl"))

@@ -31,15 +31,17 @@ STORE_AWAY = "store away"
 SENT_AS_NEW = ("keep-alive", "connect", "delete")
 
 
-def verdict(calls: Sequence[Call]) -> dict[str, str]:
-    """What is wrong, and the evidence for it; empty when all is well. Raises `Undecided`."""
+def faults(calls: Sequence[Call]) -> Iterator[tuple[str, str]]:
+    """What is wrong, and the evidence for it; nothing when all is well. Short histories, which are judged sooner, come
+    first. Raises `Undecided`."""
     away = [call for call in calls if call.action["verb"] == STORE_AWAY]
     calls = [call for call in calls if call not in away]
-    found: dict[str, str | None] = {"a decision has changed": _decision_fault(calls)}
+    if evidence := _decision_fault(calls):
+        yield "a decision has changed", evidence
     # A begin that was refused and has neither a key nor an id belongs to nothing that has a name.
-    for family, of_family in sorted(_families(calls, away).items(), key=lambda one: str(one[0])):
-        found[f"{family} is not linearizable"] = not_linearizable(of_family, Coordinator())
-    return {what: evidence for what, evidence in found.items() if evidence is not None}
+    for family, of_family in sorted(_families(calls, away).items(), key=lambda one: len(one[1])):
+        if evidence := not_linearizable(of_family, Coordinator()):
+            yield f"{family} is not linearizable", evidence
 
 
 def _families(calls: Sequence[Call], away: Sequence[Call]) -> dict[str, list[Call]]:

@@ -32,7 +32,7 @@ SECONDS = usually(1.5, 60.0)
 KILLS = usually(1, 10)
 TIMES_HELD_BACK = usually(1, 3)
 STORES = 2
-WRITERS_PER_STORE = 3
+WRITERS_PER_STORE = usually(1, 3)
 QUEUED_EVENTS = 2_000
 """A queue this short is overrun by a consumer that sleeps, and by no other unless it was away for long."""
 

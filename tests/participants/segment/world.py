@@ -92,7 +92,7 @@ class World:
         self.store = FaultyStore(store)
         self.max_ledger_bytes = DEFAULT_MAX_LEDGER_BYTES
         self._directory = directory
-        self._device = device
+        self.device = device
         self._numbers = count(1)
         self._time_ms = count(1_000)
         self._nodes: list[Node] = []
@@ -105,7 +105,7 @@ class World:
 
     def new_device(self, name: str) -> Device:
         """With nothing on it."""
-        return new_device(self._device, self._directory / name)
+        return new_device(self.device, self._directory / name)
 
     async def node(self, device: Device | None = None) -> Node:
         device = device or self.new_device(f"node-{len(self._nodes)}")
