@@ -19,8 +19,9 @@ from metatxn.wire.coordinator import BeginRequest, ConnectRequest
 from metatxn.wire.errors import ErrorCode
 from tests.coordinator.conftest import FakeClock, epoch_of, id_of, under_key
 from tests.coordinator.stores import ShuffledStore
+from tests.extent import usually
 
-SEEDS = range(25)
+SEEDS = range(usually(10, 25))
 Rival = Callable[[], Transactions]
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.extent import usually
 from tests.histories.brute_force import orders
 from tests.histories.calls import Call, Outcome
 from tests.histories.linearizable import Undecided, not_linearizable
@@ -181,7 +182,7 @@ def explains(order: Sequence[Call]) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=usually(100, 300), deadline=None)
 @given(tiny_histories())
 def test_the_verdict_is_that_of_trying_every_order(calls: list[Call]) -> None:
     assert (register_fault(calls) is None) == any(explains(order) for order in orders(calls))

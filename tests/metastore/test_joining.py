@@ -20,6 +20,7 @@ from metastore.backends.joining import Footprint, RequestLimits, take_group
 from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.types import Absent, Batch, Check, EmptyRange
+from tests.extent import usually
 
 KEYS = "abcde"
 LIMITS = RequestLimits(max_txn_ops=12, max_bytes=1_000)
@@ -92,7 +93,7 @@ calls = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=usually(150, 400))
 @given(st.lists(calls, min_size=1, max_size=12), st.integers())
 def test_groups_equal_the_calls_one_after_the_other(submitted: list[Call], seed: int) -> None:
     rng = random.Random(seed)

@@ -24,6 +24,7 @@ from metatxn.wire.position import Position
 from participants.messages.payloads import encode_messages
 from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
+from tests.extent import usually
 from tests.participants.broker.test_compaction import page, rest, view
 from tests.participants.broker.test_retention import Retaining
 from tests.participants.segment.faulty_store import Fault, puts
@@ -289,7 +290,7 @@ async def publish_raw(segment: Segment, messages: list[tuple[str, Any]], txn_id:
     await segment.publish(Entry(payload, PayloadKind.MESSAGES, len(messages), txn_id))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", usually(range(3), range(6)))
 async def test_a_random_topic_has_the_values_of_a_dictionary(
     topic: Compacting, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

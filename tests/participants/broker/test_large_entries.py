@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metatxn.wire import errors
@@ -22,6 +22,7 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.rows import KEY_COLUMN
 from participants.messages import payloads, pieces
+from tests.extent import usually
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
 
@@ -154,6 +155,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=usually(40, 100))
 @given(st.lists(JSON), st.sampled_from([None, 0, 2]))
 def test_pieces_put_together_are_the_whole(items: list[Any], indent: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:

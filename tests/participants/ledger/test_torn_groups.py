@@ -27,6 +27,7 @@ from participants.ledger.disk import Disk
 from participants.ledger.local import LocalStorage
 from participants.ledger.recovery import recover_file
 from participants.ledger.storage import LedgerCorrupt
+from tests.extent import usually
 from tests.participants.ledger.ledgers import SEGMENT, append_all, ledger_file, payloads
 
 LEDGER = 3
@@ -104,7 +105,7 @@ def grown(draw: st.DrawFn, min_groups: int = 1) -> Groups:
     return groups
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=usually(150, 400), deadline=None)
 @given(grown(), st.data())
 def test_any_sectors_of_an_unsynced_group_may_survive(groups: Groups, data: st.DataObject) -> None:
     acknowledged = [one for group in groups[:-1] for one in group]
@@ -120,7 +121,7 @@ def test_any_sectors_of_an_unsynced_group_may_survive(groups: Groups, data: st.D
     assert kept == (acknowledged + groups[-1])[: len(kept)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, 200), deadline=None)
 @given(grown(), st.data())
 def test_any_frames_of_an_unsynced_group_may_survive(groups: Groups, data: st.DataObject) -> None:
     acknowledged = [one for group in groups[:-1] for one in group]
@@ -130,7 +131,7 @@ def test_any_frames_of_an_unsynced_group_may_survive(groups: Groups, data: st.Da
     assert recovered(b"".join(acknowledged + tail)) == acknowledged + groups[-1][:whole]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=usually(80, 200), deadline=None)
 @given(grown(min_groups=2), st.data())
 def test_damage_to_a_synced_frame_is_told_by_any_frame_of_a_later_group(groups: Groups, data: st.DataObject) -> None:
     """Frames, damaged or not, in all places: the rule itself, against a model that knows the groups."""

@@ -16,6 +16,7 @@ from participants.subscription import cursor as cursor_module
 from participants.subscription.cursor import Cursor
 from participants.subscription.places import START, Place, Span, entry_span, message_span
 from participants.subscription.ranges import RangeSet
+from tests.extent import usually
 
 MESSAGES = 90
 PER_ENTRY = 3
@@ -141,7 +142,7 @@ class CursorMachine(RuleBasedStateMachine):
 
 
 TestCursorMachine = CursorMachine.TestCase
-TestCursorMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestCursorMachine.settings = settings(max_examples=usually(20, 40), stateful_step_count=30, deadline=None)
 
 
 @settings(max_examples=100, deadline=None)

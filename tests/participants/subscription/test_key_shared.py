@@ -18,7 +18,7 @@ from metastore.txn import paths
 from metatxn.wire.ids import TxnId
 from participants.subscription import keyed_deliveries
 from participants.subscription.assignment import POINTS, assignment
-from tests.extent import WHOLE
+from tests.extent import usually
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.subscription.by_key import Model, key_of, put
 from tests.participants.subscription.consuming import Consuming
@@ -218,7 +218,7 @@ async def test_no_more_is_read_ahead_than_the_bound_allows_and_what_fills_it_is_
     assert await blocking(consuming) is None
 
 
-@pytest.mark.parametrize("seed", range(30 if WHOLE else 4))
+@pytest.mark.parametrize("seed", range(usually(2, 30)))
 async def test_whatever_happens_a_key_is_at_one_consumer_and_in_order(
     consuming: Consuming, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -299,4 +299,4 @@ def test_any_order(kind: str) -> None:
         def __init__(self) -> None:
             super().__init__(PENDING_ACKS[kind])
 
-    run_state_machine_as_test(OfKind, settings=settings(max_examples=usually(30, 60), stateful_step_count=40))
+    run_state_machine_as_test(OfKind, settings=settings(max_examples=usually(20, 60), stateful_step_count=40))
