@@ -1,8 +1,8 @@
 """Goal: 10,000 transactions are open at once, and one has 100,000 operations, on every backend.
 
-Method: what coordinators and brokers do, with their own functions, at that size on one backend, and at a tenth of it on
-the others, everywhere in `make test-all`: begin, write under group commit, list page by page, decide, delete in slices,
-collect. Then nothing is left, and `metatxn store check` has nothing to say.
+Method: what coordinators and brokers do, with their own functions: begin, write under group commit, list page by page,
+decide, delete in slices, collect. Then nothing is left, and `metatxn store check` has nothing to say. `make test` has
+all of the transactions on one backend, and a tenth or less of everything else; `make test-all` has all.
 """
 
 from __future__ import annotations

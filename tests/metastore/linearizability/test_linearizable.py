@@ -6,7 +6,7 @@ started again. Each fault comes after so many answers. What timed out, and what 
 unknown: it may have happened, or may at any later time, or never; all other errors say that nothing happened, and are
 held to it. At the end one more client reads everything, and the whole history must have an order (see `verdict`).
 
-There are 2,000 answers and half of the faults, and 4,000 and all of them in `make test-all`.
+There are 1,000 answers and half of the faults; in `make test-all` there are 4,000 and all of them.
 `METATXN_LINEARIZABLE_ROUNDS` repeats the faults so many times. The history stays behind in the directory of the test.
 """
 

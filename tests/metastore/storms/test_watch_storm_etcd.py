@@ -1,6 +1,6 @@
 """Goal: no storm makes a watch lose, repeat or invent anything, or hide a gap (see `watch_storm`).
 
-Method: three seconds and a death of the server, a minute and ten of them in `make test-all`; a cache fed by the watch
+Method: a few seconds and a death of the server, a minute and ten of them in `make test-all`; a cache fed by the watch
 equals a full scan at the end, and every delivered item is held against what writers were told. Each kind of server has
 a file of its own, so that they rage side by side.
 """
