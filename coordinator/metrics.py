@@ -56,7 +56,8 @@ class CoordinatorMetrics:
         )
         self.sweep_errors = Counter(
             "metatxn_timeout_sweep_errors",
-            "Transactions past their deadline that a sweep failed to abort; the next sweep tries again.",
+            "Transactions past their deadline that a sweep failed to abort, and sweeps that could not read what is "
+            "due; the next sweep tries again.",
             registry=self.registry,
         )
         self.gc_backlog = Gauge(

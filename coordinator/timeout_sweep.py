@@ -74,7 +74,11 @@ class TimeoutSweep(PeriodicSweep):
         self._max_clock_skew_ms = max_clock_skew_ms
 
     async def sweep(self) -> bool:
-        return (await self.sweep_once()).failed == 0
+        try:
+            return (await self.sweep_once()).failed == 0
+        except MetastoreError:
+            self._transactions.metrics.sweep_errors.inc()
+            raise
 
     async def sweep_once(self) -> Swept:
         """Abort the transactions that are due now and are in this process's share, or overdue. One that cannot be

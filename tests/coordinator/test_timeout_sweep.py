@@ -152,6 +152,18 @@ async def test_some_that_cannot_be_aborted_do_not_hold_up_the_others(
     assert {(await transactions.get(txn_id)).state for txn_id in ids} == {"ABORTED"}
 
 
+async def test_a_sweep_that_cannot_read_what_is_due_is_counted(
+    transactions: Transactions, sweep: TimeoutSweep, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object, **__: object) -> RangeResult:
+        raise StoreUnavailable("by the test")
+
+    monkeypatch.setattr(store, "range", fails)
+    with pytest.raises(StoreUnavailable):
+        await sweep.sweep()
+    assert transactions.metrics.registry.get_sample_value("metatxn_timeout_sweep_errors_total") == 1
+
+
 async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
     transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock, store: FaultyStore
 ) -> None:
