@@ -62,6 +62,8 @@ PAGES = {
     "records of the store": "/cluster/store?prefix=/txn/",
     "check of the store": "/cluster/store/check",
     "access": "/access",
+    "tokens": "/access/tokens",
+    "audit log": "/access/audit",
     "sign in": "/sign-in",
 }
 

@@ -27,6 +27,7 @@ POSITIONS = {
     "keys": r"[^/]*&[^/]+",
     "records": r"(?s:.+)",
     "check": r"(?s:.+)",
+    "tokens": r"[0-9]{1,9}",
 }
 """The lists, and the form of a position in each of them."""
 

@@ -22,6 +22,7 @@ from coordinator.api.routes import (
     hanging_routes,
     listing_routes,
     store_routes,
+    token_routes,
     transaction_key_routes,
     transaction_routes,
 )
@@ -222,6 +223,7 @@ class CoordinatorService:
         add_routes(app, hanging_routes(self.listings))
         add_routes(app, quota_routes(StoredQuotas(self._store, self.guard.version), self.quotas))
         add_routes(app, store_routes(stored, StoreChecks(self._store)))
+        add_routes(app, token_routes(self._exposure.authenticator))
         if self._console is not None:
             app.router.routes.append(self._console)
         add_routes(app, upgrade_routes(self._store, self._clock))

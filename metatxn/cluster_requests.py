@@ -9,18 +9,20 @@ from metatxn.answers import parsed
 from metatxn.connection import Connection
 from metatxn.http import Call, FixedEndpoint, path_of
 from metatxn.paging import Listing, Paged
-from metatxn.wire.access import AccessInfo
+from metatxn.wire.access import AcceptedToken, AccessInfo
 from metatxn.wire.coordinator import (
     CheckedRecords,
     Cluster,
     StoredRecord,
     UpgradeStatus,
 )
-from metatxn.wire.models import BrokerInfo, BrokerSegment, ServiceStatus, ThroughputAnswer
+from metatxn.wire.models import AuditEntry, BrokerInfo, BrokerSegment, ServiceStatus, ThroughputAnswer
 from metatxn.wire.quotas import QuotaInfo
 
 RECORDS_PATH = "/admin/v2/store/records"
 CHECK_PATH = "/admin/v2/store/check"
+TOKENS_PATH = "/admin/v2/tokens"
+AUDIT_PATH = "/admin/v2/audit-log"
 
 
 class ClusterRequests:
@@ -72,6 +74,17 @@ class ClusterRequests:
     async def access(self) -> AccessInfo:
         """Who this client is for the services, by its token, and what it may do. Raises `Unauthenticated`."""
         return parsed(AccessInfo, await self._connection.coordinator(Call("GET", path_of("access"))))
+
+    def accepted_tokens(self, *, limit: int | None = None) -> Listing[AcceptedToken]:
+        """The tokens that the coordinator accepts, and what may be done with each: signed ones by the key, and listed
+        ones by principal. Requires the right `admin`."""
+        connection = self._connection
+        return Listing(connection, connection.coordinators, TOKENS_PATH, {"limit": limit}, AcceptedToken)
+
+    def audit_log(self, url: str, *, limit: int | None = None) -> Listing[AuditEntry]:
+        """Who has changed what at one service, or tried to, the latest first. Requires the right `admin`. Raises
+        `NotFound` if the service was started without a file for its audit log, and `ServiceUnreachable`."""
+        return Listing(self._connection, FixedEndpoint(url), AUDIT_PATH, {"limit": limit}, AuditEntry)
 
     async def quota(self, principal: str | None) -> QuotaInfo:
         """What a principal may use of the cluster in a second, where that comes from, and what it has used lately; None

@@ -9,9 +9,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from metatxn.answers import json_of, parsed_part
-from metatxn.cluster import AnyOf
 from metatxn.connection import Connection
-from metatxn.http import Call
+from metatxn.http import Call, Endpoint
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -39,7 +38,7 @@ class Listing(Paged[M]):
     """A list of a service, in pages as the conventions of docs/contract.md describe them."""
 
     def __init__(
-        self, connection: Connection, endpoint: AnyOf, path: str, params: Mapping[str, Any], item: type[M]
+        self, connection: Connection, endpoint: Endpoint, path: str, params: Mapping[str, Any], item: type[M]
     ) -> None:
         self._connection = connection
         self._endpoint = endpoint

@@ -170,6 +170,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.connection: MAX_OPEN",
         "metatxn.http: MAX_REDIRECTS",
         "metatxn.reader: PAGE_MESSAGES",
+        "metatxn.service.audit_pages: PAGE_BYTES",
         "metatxn.redrive: TOGETHER",
         "metatxn.table_writer: MAX_ROWS_BYTES DEFAULT_ENTRY_BYTES SMALL_BATCH_BYTES SMALL_COLUMN_BYTES",
         "metatxn.table_writer: MAX_ENTRY_BATCHES",

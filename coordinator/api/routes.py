@@ -13,7 +13,7 @@ from coordinator.batches import Done, ItemAnswer, run_batch
 from coordinator.hanging import MAX_AGE_MS, hanging_transactions
 from coordinator.listings import Filter, Listings
 from coordinator.ownership import owned, visible_owner
-from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT
+from coordinator.paging import DEFAULT_LIMIT, MAX_LIMIT, make_token, position_of
 from coordinator.store_checks import StoreChecks
 from coordinator.stored_records import StoredRecords
 from coordinator.transactions import Transactions
@@ -24,8 +24,10 @@ from metatxn.service.audited import address_of, audited
 from metatxn.service.direct import DirectRoute
 from metatxn.service.http import Caller, PathText, TxnIdPath, from_store
 from metatxn.service.openapi import problems
+from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import Principal
 from metatxn.service.strict import StrictRoute
+from metatxn.wire.access import AcceptedTokenPage
 from metatxn.wire.coordinator import (
     MAX_NUMBER,
     AbortItem,
@@ -147,7 +149,13 @@ class OwnerQuery(BaseModel):
 
 
 def _page(
-    page: TransactionPage | OperationPage | TransactionKeyPage | HangingPage | StoredRecordPage | StoreCheckPage,
+    page: TransactionPage
+    | OperationPage
+    | TransactionKeyPage
+    | HangingPage
+    | StoredRecordPage
+    | StoreCheckPage
+    | AcceptedTokenPage,
 ) -> Response:
     """The items without members that have no value, and always `next_page_token`: null marks the last page."""
     return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
@@ -306,6 +314,25 @@ def store_routes(stored: StoredRecords, checks: StoreChecks) -> APIRouter:
         keys, so a beginning may come again on the next page.
         """
         return _page(await checks.step(query.limit, query.page_token))
+
+    return router
+
+
+def token_routes(authenticator: Authenticator | None) -> APIRouter:
+    router = APIRouter(prefix="/admin/v2/tokens", tags=["access"], route_class=StrictRoute)
+
+    @router.get("", response_model=AcceptedTokenPage, responses=problems(ErrorCode.INVALID_ARGUMENT))
+    async def accepted_tokens(query: Annotated[PageQuery, Query()]) -> Response:
+        """The tokens that this coordinator accepts, and what may be done with each. Nothing here opens a door: a listed
+        token is shown without its secret and its hash. Without authentication there are none."""
+        found = authenticator.accepted() if authenticator is not None else []
+        place = int(position_of("tokens", query.page_token) or 0)
+        end = place + query.limit
+        return _page(
+            AcceptedTokenPage(
+                items=found[place:end], next_page_token=make_token("tokens", str(end)) if end < len(found) else None
+            )
+        )
 
     return router
 

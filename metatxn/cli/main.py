@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from metatxn.cli import (
+    audit_log,
     backup,
     broker,
     doctor,
@@ -52,6 +53,7 @@ app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broke
 app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)
 app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
 app.command(epilog="Example: metatxn doctor --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(doctor.doctor)
+app.command("audit-log", epilog="Example: metatxn --url http://10.0.0.2:8471 audit-log")(audit_log.audit_log)
 app.command("restore", epilog=backup.RESTORE_EXAMPLE)(backup.restore_backup)
 app.add_typer(backup.app, name="backup")
 app.add_typer(broker.app, name="broker")

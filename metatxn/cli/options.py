@@ -78,13 +78,18 @@ class ServiceOptions:
         """A client of a service that answers. A person does not want to wait for one that is not running."""
         given = shared(self.context)
         token, ca = self.token or given.token or None, self.authorities
-        client = metatxn.connect(self.url or given.url, token=token, ca=ca, listener=self.listener or given.listener)
+        client = metatxn.connect(self.service_url, token=token, ca=ca, listener=self.listener or given.listener)
         try:
             client.cluster(patient=False)
         except metatxn.MetatxnError:
             client.close()
             raise
         return client
+
+    @property
+    def service_url(self) -> str:
+        """The service that `--url` names, wherever it was given."""
+        return self.url or shared(self.context).url
 
     @property
     def authorities(self) -> str | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from metatxn.cli import services
-from metatxn.cli.options import CliError, OutputOption, ServiceOptions, output_of, takes_session
+from metatxn.cli.options import CliError, LimitOption, OutputOption, ServiceOptions, output_of, takes_session
 from metatxn.cli.output import Output, print_fields, print_json, print_rows
+from metatxn.wire.access import AcceptedToken
+
+LIST_COLUMNS = ("PRINCIPAL", "ADMIN", "TOPICS", "TOKEN", "AUDIENCE")
 
 app = typer.Typer(
     help="Create tokens for --token-file, and see what a token may do.",
@@ -60,6 +63,21 @@ def show(session: ServiceOptions) -> None:
     if found.topics:
         print()
         print_rows(("TOPICS", "RIGHTS"), [(pattern, ", ".join(rights)) for pattern, rights in found.topics.items()])
+
+
+@app.command("list", epilog="Example: metatxn token list -o json")
+@takes_session
+def list_(session: ServiceOptions, limit: LimitOption = 1000) -> None:
+    """List the tokens that are accepted, and what may be done with each. For administrators."""
+    with session.connect() as client:
+        session.print_list(client.accepted_tokens(), limit, LIST_COLUMNS, _row)
+
+
+def _row(token: AcceptedToken) -> tuple[Any, ...]:
+    if token.kind == "signed":
+        return "claim sub", "claim metatxn", "claim metatxn", f"signed, {token.algorithm}", token.audience
+    topics = "; ".join(f"{pattern}={','.join(rights)}" for pattern, rights in token.topics.items())
+    return token.principal, token.admin, topics, token.id, None
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from metatxn.console.pages import (
     topics,
     transactions,
 )
-from metatxn.console.pages.access import access
+from metatxn.console.pages.access import access, audit_lines, token_list
 from metatxn.console.pages.cluster import broker_segments, cluster, drain_broker, undrain_broker
 from metatxn.console.pages.producing import produce_message
 from metatxn.console.pages.store import check_store, store_records
@@ -55,6 +55,8 @@ PAGES: dict[str, PageHandler] = {
     "/cluster/store": store_records,
     "/cluster/store/check": check_store,
     "/access": access,
+    "/access/tokens": token_list,
+    "/access/audit": audit_lines,
     "/keys": keys.keys,
     "/keys/{key}": keys.one_key,
     "/topics": topics.topics,

@@ -17,6 +17,7 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -38,6 +39,12 @@ _log = structlog.wrap_logger(
     ],
     wrapper_class=structlog.stdlib.BoundLogger,
 )
+
+
+def log_file() -> Path | None:
+    """The file that has the lines of this process and nothing else, if there is one."""
+    files = [each for each in _lines.handlers if isinstance(each, logging.FileHandler)]
+    return Path(files[0].baseFilename) if files else None
 
 
 def is_on() -> bool:

@@ -6,9 +6,9 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 from fastapi.responses import JSONResponse, Response
 
 from metastore.api import MetadataStore
@@ -16,6 +16,7 @@ from metastore.errors import MetastoreError
 from metastore.incarnation import version_of
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
+from metatxn.service import audit_pages
 from metatxn.service.http import Caller
 from metatxn.service.listeners import UsedListener
 from metatxn.service.openapi import problems
@@ -23,6 +24,7 @@ from metatxn.wire.access import AccessInfo
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.listeners import address_for
 from metatxn.wire.models import (
+    AuditPage,
     BrokerProcess,
     Cluster,
     Health,
@@ -34,6 +36,8 @@ from metatxn.wire.models import (
 )
 
 READY_WITHIN_SECONDS = 5
+_Limit = Annotated[int, Query(ge=1, le=1000)]
+_PageToken = Annotated[str | None, Query(max_length=1024)]
 _NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})
 
 
@@ -137,6 +141,18 @@ def _add_own(app: FastAPI, throughput: Callable[[], ThroughputAnswer]) -> None:
     async def get_throughput() -> ThroughputAnswer:
         """What this service has done in the last quarter of an hour."""
         return throughput()
+
+    @app.get(
+        "/admin/v2/audit-log",
+        tags=["operations"],
+        response_model=AuditPage,
+        responses=problems(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
+    )
+    async def audit_log(limit: _Limit = 100, page_token: _PageToken = None) -> Response:
+        """Who has changed what at this service, or tried to, the latest first. `NOT_FOUND` if the service was started
+        without a file for its audit log. Files that were moved away are not read."""
+        page = await asyncio.to_thread(audit_pages.latest_lines, limit, page_token)
+        return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
     @app.get("/v1/access", tags=["operations"])
     async def access(caller: Caller) -> AccessInfo:

@@ -74,6 +74,8 @@ class Client(Facade[AsyncClient]):
     transaction_records = iterating(AsyncClient.transaction_records)
     stored_records = iterating(AsyncClient.stored_records)
     check_store = iterating(AsyncClient.check_store)
+    accepted_tokens = iterating(AsyncClient.accepted_tokens)
+    audit_log = iterating(AsyncClient.audit_log)
     broker_segments = iterating(AsyncClient.broker_segments)
 
     connect_key = blocking(AsyncClient.connect_key)

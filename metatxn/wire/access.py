@@ -22,6 +22,39 @@ def grants(patterns: Mapping[str, Collection[Right]], right: Right | None, topic
     )
 
 
+class AcceptedToken(BaseModel):
+    """What a service accepts as a token. A `listed` one is an entry of the token file, with its `id`, its principal and
+    its rights. A `signed` one has these in its claims: the principal in `sub`, and `admin` and `topics` in `metatxn`;
+    what is told of it is the algorithm of a key, and the audience that it must name."""
+
+    kind: Literal["listed", "signed"]
+    id: str | None = None
+    principal: str | None = None
+    admin: bool | None = None
+    topics: dict[str, list[Right]] = {}
+    algorithm: str | None = None
+    audience: str | None = None
+
+
+class AcceptedTokenPage(BaseModel):
+    model_config = example(
+        items=[
+            {"kind": "signed", "algorithm": "ES256", "audience": "metatxn"},
+            {
+                "kind": "listed",
+                "id": "b82e53f652ac9503",
+                "principal": "billing",
+                "admin": False,
+                "topics": {"public/default/orders*": ["consume", "produce"]},
+            },
+        ],
+        next_page_token=None,
+    )
+
+    items: list[AcceptedToken]
+    next_page_token: str | None = None
+
+
 class AccessInfo(BaseModel):
     """The rights of the caller. `topics` has by pattern the rights on the topics whose full name matches it. With
     `admin` the caller may do everything. `principal` is null if the service does not authenticate its callers."""

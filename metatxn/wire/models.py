@@ -105,6 +105,40 @@ class BrokerSegmentPage(BaseModel):
     next_page_token: str | None = None
 
 
+class AuditEntry(BaseModel):
+    """A line of the audit log: who has changed what, or tried to, and what became of it. `status` is that of HTTP, and
+    `outcome` is `allowed`, `refused`, `failed` or `unknown`."""
+
+    timestamp: str
+    verb: str
+    object: dict[str, Any] = {}
+    arguments: dict[str, Any] | None = None
+    principal: str | None = None
+    address: str | None = None
+    outcome: str
+    status: int
+
+
+class AuditPage(BaseModel):
+    model_config = example(
+        items=[
+            {
+                "timestamp": "2026-03-02T09:04:00.000000Z",
+                "verb": "topic.delete",
+                "object": {"topic": "public/default/orders"},
+                "principal": "ada",
+                "address": "10.0.0.7",
+                "outcome": "allowed",
+                "status": 204,
+            }
+        ],
+        next_page_token=None,
+    )
+
+    items: list[AuditEntry]
+    next_page_token: str | None = None
+
+
 class Liveness(BaseModel):
     """The process is running. Whether it can serve requests is in `Health`."""
 

@@ -27,7 +27,7 @@ EVERY_PAGE = (
     *("/topics/orders/subscriptions", "/topics/orders/subscriptions/billing"),
     *("/topics/orders/subscriptions/billing/seek?to=earliest", "/keys", "/keys/loader"),
     *("/cluster", "/cluster/brokers/{broker}", "/cluster/store?prefix=/txn/", "/cluster/store/check"),
-    "/access",
+    *("/access", "/access/tokens", "/access/audit"),
 )
 NO_PAGES = {"/unserved", "/topics/{topic}/messages/download"}
 """What leads to another page, or is a file."""

@@ -262,6 +262,22 @@ async def test_everything_below_admin_needs_the_right(callers: dict[str, Caller]
         assert (await callers["ada"].coordinator.get(path)).status_code == 404
 
 
+async def test_administrators_see_which_tokens_are_accepted(callers: dict[str, Caller]) -> None:
+    """Page by page, and nothing that lets somebody in."""
+    http, found, token = callers["root"].coordinator, [], ""
+    while True:
+        page = (await http.get("/admin/v2/tokens", params={"limit": 1, "page_token": token})).json()
+        found += page["items"]
+        token = page["next_page_token"]
+        if token is None:
+            break
+    assert {each["principal"] for each in found} >= {"ada", "root"}
+    assert [each["principal"] for each in found] == sorted(each["principal"] for each in found)
+    (root,) = [each for each in found if each["principal"] == "root"]
+    assert root.keys() == {"kind", "id", "principal", "admin", "topics"} and root["admin"] is True
+    refused(await callers["ada"].coordinator.get("/admin/v2/tokens"), ErrorCode.NOT_ALLOWED)
+
+
 async def test_a_prepared_transaction_is_aborted_by_force_by_an_administrator_only(callers: dict[str, Caller]) -> None:
     """CONTRACT: an administrator's abort of a prepared transaction needs `force`; of its owner's nothing is asked."""
     ada, bob, root = (callers[name].coordinator for name in ("ada", "bob", "root"))

@@ -16,7 +16,8 @@ __all__ = ["connect"]
 
 @pytest.fixture(scope="session")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    with DevServer(tmp_path_factory.mktemp("dev") / "data") as server:
+    directory = tmp_path_factory.mktemp("dev")
+    with DevServer(directory / "data", "--audit-log", str(directory / "audit.log")) as server:
         yield server
 
 

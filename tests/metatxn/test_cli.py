@@ -237,6 +237,16 @@ def test_a_schema_that_cannot_be_set_is_refused(
 def test_who_the_caller_is(ask: Callable[..., Any], cli: Run) -> None:
     assert ask("token", "show") == {"admin": True, "topics": {}}
     assert cli("token", "show").stdout == "principal  nobody: there is no authentication\nadmin      true\n"
+    assert ask("token", "list") == []
+
+
+def test_the_audit_log_of_a_service(ask: Callable[..., Any], cli: Run) -> None:
+    name = f"p-{uuid.uuid4().hex[:12]}"
+    cli("quota", "set", name, "--requests-per-second", "500")
+    (latest,) = ask("audit-log", "--limit", "1")
+    assert (latest["verb"], latest["object"], latest["outcome"]) == ("quota.change", {"principal": name}, "allowed")
+    lines = cli("audit-log").stdout.splitlines()
+    assert lines[0].split() == ["TIME", "PRINCIPAL", "VERB", "OBJECT", "OUTCOME", "ADDRESS"] and name in lines[1]
 
 
 def test_quotas(ask: Callable[..., Any], cli: Run) -> None:

@@ -144,6 +144,24 @@ async def test_changes_of_topics_and_subscriptions(cast: Cast, lines: Lines) -> 
     assert not any(secret in everything for secret in ("a payload", *cast.tokens))
 
 
+async def test_administrators_read_it_at_each_service(cast: Cast, lines: Lines) -> None:
+    for name in ("t", "u"):
+        await cast.ada.broker.delete(f"/v1/topics/{name}")
+    for http in (cast.ada.coordinator, cast.ada.broker):
+        first = (await http.get("/admin/v2/audit-log", params={"limit": 1})).json()
+        rest = (await http.get("/admin/v2/audit-log", params={"page_token": first["next_page_token"]})).json()
+        assert rest["next_page_token"] is None
+        shown = [*first["items"], *rest["items"]]
+        assert shown == [{k: v for k, v in each.items() if k not in ("event", "level")} for each in lines()[::-1]]
+    for http in (cast.bob.coordinator, cast.bob.broker):
+        assert (await http.get("/admin/v2/audit-log")).status_code == 403
+    for handler in logging.getLogger("metatxn.audit").handlers[:]:
+        logging.getLogger("metatxn.audit").removeHandler(handler)
+        handler.close()
+    refused = await cast.ada.coordinator.get("/admin/v2/audit-log")
+    assert refused.status_code == 404 and "--audit-log" in refused.json()["action"]
+
+
 async def test_keys_and_what_the_gate_refuses(cast: Cast, lines: Lines) -> None:
     key = "/admin/v2/transactions/transaction-keys/k"
     await cast.bob.coordinator.post("/v1/transaction-keys/k/connect", json={"epoch": -1})

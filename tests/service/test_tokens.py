@@ -240,6 +240,19 @@ def test_an_audience_must_be_named(tmp_path: Path) -> None:
             ours.principal(signed(EC_KEY, "ES256", aud=aud))
 
 
+def test_what_is_told_of_accepted_tokens_lets_nobody_in(tmp_path: Path) -> None:
+    listed, key = TokenFile(tmp_path), ec.generate_private_key(ec.SECP256R1())
+    token = listed.add("ada", topics={"a/b/*": "consume"})
+    (tmp_path / "key.pem").write_bytes(public_pem(key))
+    signed_tokens = SignedTokens(tmp_path / "key.pem", "us")
+    signed_, ada = Authenticator(listed.path, signed_tokens).accepted()
+    assert (signed_.kind, signed_.algorithm, signed_.audience) == ("signed", "ES256", "us")
+    assert (ada.principal, ada.id, ada.topics) == ("ada", token.split("_")[1], {"a/b/*": ["consume"]})
+    told = ada.model_dump_json()
+    assert token.split("_")[2] not in told and hashlib.sha256(token.encode()).hexdigest() not in told
+    assert Authenticator(None, None).accepted() == []
+
+
 def test_a_remembered_token_ends_with_its_time(tmp_path: Path) -> None:
     """Remembering a verified signature must not make a token live for ever."""
     path, now = tmp_path / "keys.pem", [0.0]

@@ -1,12 +1,19 @@
-"""What the caller may do, as the services tell it: from the token file, or from the claims of a signed token."""
+"""What the caller may do, as the services tell it: from the token file, or from the claims of a signed token. For
+administrators also who else may do what, and who has changed what."""
 
 from __future__ import annotations
+
+from datetime import datetime
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 import metatxn
-from metatxn.console.visit import Visit
+from metatxn.console.formats import sentence
+from metatxn.console.visit import Values, Visit
+from metatxn.health import processes_of
 from metatxn.wire.access import Right
+from metatxn.wire.models import AuditEntry
 from metatxn.wire.names import topic_name
 
 RIGHTS: tuple[tuple[Right, str], ...] = (
@@ -15,6 +22,9 @@ RIGHTS: tuple[tuple[Right, str], ...] = (
     ("admin", "create and delete it, and change its segments, its schema and its policy"),
 )
 MOST_PATTERNS = 200
+PATH = "/console/access"
+PER_PAGE = 50
+MOST_SERVICES = 100
 
 
 async def access(visit: Visit) -> Response:
@@ -33,3 +43,48 @@ async def access(visit: Visit) -> Response:
         name=name,
         allowed=[right for right, _ in RIGHTS if name and visit.access.may(right, name)],
     )
+
+
+async def token_list(visit: Visit) -> Response:
+    """Who may do what. For administrators."""
+    token = visit.query("page") or None
+    found, next_token = await visit.client.accepted_tokens(limit=PER_PAGE).page_at(token)
+    return visit.page("tokens.html", tokens=found, **_pages(f"{PATH}/tokens", {}, token, next_token))
+
+
+async def audit_lines(visit: Visit) -> Response:
+    """What one service has written. For administrators."""
+    wanted, token = visit.query("service"), visit.query("page") or None
+    services = processes_of(await visit.client.cluster())[:MOST_SERVICES]
+    chosen = next((each for _, each in services if wanted in (each.id, "")), None)
+    if chosen is None:
+        raise metatxn.NotFound(f"no service has the id {wanted[:100]!r} now", action="Choose one that runs.")
+    found: list[AuditEntry] = []
+    next_token, silence = None, ""
+    try:
+        found, next_token = await visit.client.audit_log(chosen.url, limit=PER_PAGE).page_at(token)
+    except metatxn.NotFound as error:
+        silence = f"{sentence(str(error))} {error.action}"
+    return visit.page(
+        "audit.html",
+        services=services,
+        chosen=chosen,
+        entries=[(_ms(each.timestamp), each) for each in found],
+        silence=silence,
+        turned=token is not None,
+        **_pages(f"{PATH}/audit", {"service": chosen.id}, token, next_token),
+    )
+
+
+def _pages(path: str, query: dict[str, str], token: str | None, next_token: str | None) -> Values:
+    return {
+        "first": f"{path}?{urlencode(query)}" if token else None,
+        "next": f"{path}?{urlencode({**query, 'page': next_token})}" if next_token else None,
+    }
+
+
+def _ms(timestamp: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
+    except ValueError:
+        return None

@@ -10,6 +10,7 @@ from metatxn.service.security import tokens
 from metatxn.service.security.principal import Principal
 from metatxn.service.security.watched_file import WatchedFile
 from metatxn.wire import errors
+from metatxn.wire.access import AcceptedToken
 
 if TYPE_CHECKING:
     from metatxn.service.security.signed_tokens import SignedTokens
@@ -46,6 +47,17 @@ class Authenticator:
             return self._signed.verified(token)
         except tokens.InvalidToken as error:
             raise _unauthenticated(f"the token is refused: {error}") from None
+
+    def accepted(self) -> list[AcceptedToken]:
+        """The tokens that are accepted: signed ones by their keys, and then the listed ones, without their hashes, by
+        principal."""
+        listed = self._listed.current() if self._listed else {}
+        entries = [
+            AcceptedToken(kind="listed", id=token_id, **principal.access().model_dump())
+            for token_id, (_, principal) in listed.items()
+        ]
+        signed = self._signed.accepted() if self._signed else []
+        return signed + sorted(entries, key=lambda entry: (entry.principal or "", entry.id or ""))
 
 
 def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -32,6 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 from metatxn.service.security.principal import Grants, Principal, PrincipalName
 from metatxn.service.security.tokens import InvalidToken, first_problem
 from metatxn.service.security.watched_file import WatchedFile
+from metatxn.wire.access import AcceptedToken
 
 LEEWAY_S = 30
 """The maximum difference between the clock of the issuer and ours."""
@@ -80,6 +81,11 @@ class SignedTokens:
         self._now = now
         self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
         self._version = self._keys.version
+
+    def accepted(self) -> list[AcceptedToken]:
+        """What is told of each key."""
+        keys = self._keys.current()
+        return [AcceptedToken(kind="signed", algorithm=each, audience=self._audience) for each, _ in keys]
 
     def principal(self, token: str) -> Principal:
         """The principal of a token. Raises `InvalidToken`."""

@@ -221,4 +221,20 @@ SERVICE = (
         "socket.socket(family, socket.SOCK_STREAM)",
         tests=("tests/service/test_gate.py::test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged",),
     ),
+    Mutant(
+        "audit-page-of-another-file",
+        "a page of the audit log is not taken from the middle of another file",
+        "metatxn/service/audit_pages.py",
+        "if int(found[1], 16) != inode or int(found[2], 16) > size:",
+        "if int(found[2], 16) > size:",
+        tests=("tests/service/test_audit_pages.py::test_a_page_of_a_file_that_was_moved_away_is_refused",),
+    ),
+    Mutant(
+        "audit-page-cuts-a-line",
+        "a line that begins before what was read is left to the next page",
+        "metatxn/service/audit_pages.py",
+        "if before < 0 and start:",
+        "if before < 0 and False:",
+        tests=("tests/service/test_audit_pages.py::test_every_line_comes_once_the_latest_first",),
+    ),
 )
