@@ -31,6 +31,8 @@ from metatxn.consumer import (
     subscription_path,
 )
 from metatxn.delivery import MAX_PENDING_BYTES
+from metatxn.exclusive import SESSION_TIMEOUT_S as CLAIM_TIMEOUT_S
+from metatxn.exclusive import HeldTopic
 from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.http import Call, json_body, path_of
 from metatxn.json_messages import encoded_message
@@ -134,8 +136,9 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
             stack.push_async_callback(self.let_go)
             stack.push_async_callback(self._ahead.close)
             stack.push_async_callback(self._connection.abort_open)
-            for delivery in {producer.delivery: None for producer in self._producers} | self._connection.sending:
-                stack.push_async_callback(delivery.close)
+            closing = {delivery: delivery.close for delivery in self._connection.sending}
+            for close in (closing | {producer.delivery: producer.close for producer in self._producers}).values():
+                stack.push_async_callback(close)
 
     async def let_go(self) -> None:
         """Close without a flush: what has not been sent yet is lost. Idempotent."""
@@ -168,6 +171,34 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
         producer = AsyncProducer(self._connection, topic, name, batching, sequenced=sequenced)
+        self._producers[producer] = None
+        return producer
+
+    async def exclusive_producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        fence: bool = False,
+        wait: bool = False,
+        session_timeout_s: float = CLAIM_TIMEOUT_S,
+        max_entry_messages: int = BATCH_MESSAGES,
+        max_entry_bytes: int = BATCH_BYTES,
+        linger_ms: float = 0,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> AsyncProducer:
+        """A producer that has the topic for itself: when this returns, nothing that others have sent is appended any
+        more, to any segment, so whoever then reads the topic to its end has read everything of before. Everything
+        else is refused with `NotAllowed` until this producer is closed, or has not been heard of for
+        `session_timeout_s`.
+
+        Raises `NotAllowed` if another program has the topic, unless `wait` for its end, or `fence`: then that program
+        has it no more, and what it sends is refused with `NotAllowed`. `name` is for people who look at the topic. The
+        other options are those of `producer`. Raises `NotFound`.
+        """
+        batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
+        hold = await HeldTopic.claim(self._connection, topic, name, session_timeout_s, fence=fence, wait=wait)
+        producer = AsyncProducer(self._connection, topic, name, batching, hold=hold)
         self._producers[producer] = None
         return producer
 

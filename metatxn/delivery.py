@@ -70,6 +70,14 @@ class Link(Protocol):
         """Append `entry` to `segment` exactly once, and return its position. Raises `MetatxnError`."""
 
 
+class Held(Protocol):
+    """The topic, which a producer has for itself."""
+
+    epoch: int
+    lost: MetatxnError | None
+    """Why it has it no more: nothing more is sent."""
+
+
 class Item(Protocol):
     number: int
     """In its lane, in the order in which the items were put into it. The lane sets it."""
@@ -168,6 +176,7 @@ class OrderedDelivery(Generic[T]):
         name: str | None = None,
         writer: str | None = None,
         failure_is_final: bool = False,
+        hold: Held | None = None,
     ) -> None:
         """With `failure_is_final` nothing is sent after a failure outside transactions either, as is always so inside
         one. What is in flight to other segments may still arrive."""
@@ -182,6 +191,7 @@ class OrderedDelivery(Generic[T]):
         self._producer = f"{name}/{link.new_name()}" if name else link.new_name()
         self._writer = writer
         self._failure_is_final = failure_is_final
+        self._hold = hold
         self._puts_left = PUTS_IN_A_ROW
         """The number of items until the event loop has its turn."""
         self._sequence = 0
@@ -203,7 +213,7 @@ class OrderedDelivery(Generic[T]):
         if self._layout is None or self.pending_bytes >= self.max_pending_bytes or self._puts_left == 0:
             return False
         self._puts_left -= 1
-        if self._closed or self._failures:
+        if self._closed or self._failures or self._hold is not None:
             self.check(txn_id)
         self._add(item, txn_id)
         return True
@@ -308,6 +318,8 @@ class OrderedDelivery(Generic[T]):
         return self._final_failure(txn_id)
 
     def _final_failure(self, txn_id: str | None) -> MetatxnError | None:
+        if self._hold is not None and self._hold.lost is not None:
+            return self._hold.lost
         return self._failures.get(txn_id) if txn_id is not None or self._failure_is_final else None
 
     def _route(self, item: T, txn_id: str | None) -> None:
@@ -477,7 +489,9 @@ class OrderedDelivery(Generic[T]):
     def _entry(self, lane: Lane[T], flight: Flight[T]) -> Entry:
         payload, count = self._format.encode(flight.items)
         txn_id = _parsed(lane.txn_id) if lane.txn_id is not None else None
-        return Entry(payload, self._format.kind, count, txn_id, self._writer, self._producer, flight.sequence)
+        epoch = self._hold.epoch if self._hold is not None else None
+        kind, sequence = self._format.kind, flight.sequence
+        return Entry(payload, kind, count, txn_id, self._writer, self._producer, sequence, epoch=epoch)
 
     # -- segments that are gone --------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
+from metatxn.exclusive import HeldTopic
 from metatxn.outgoing import MessageFormat, Outgoing
 from metatxn.reader import milliseconds
 from metatxn.sequenced import SequencedDelivery
@@ -44,17 +45,25 @@ class AsyncProducer:
     sent. To order messages of different transactions, wait for the futures, or use `flush`."""
 
     def __init__(
-        self, connection: Connection, topic: str, name: str | None, batching: Batching, *, sequenced: bool = False
+        self,
+        connection: Connection,
+        topic: str,
+        name: str | None,
+        batching: Batching,
+        *,
+        sequenced: bool = False,
+        hold: HeldTopic | None = None,
     ) -> None:
-        """Raises `InvalidArgument`."""
+        """Raises `InvalidArgument`. A sequenced one has no `hold`."""
         self.topic = topic
         self.name = name
         self._sequenced = sequenced
+        self._hold = hold
         self.last_sequence = NO_SEQUENCE
         """Of what was sent, if this is sequenced."""
         self.delivery: OrderedDelivery[Outgoing]
         if not sequenced:
-            self.delivery = OrderedDelivery(connection, topic, MessageFormat(), batching, name=name)
+            self.delivery = OrderedDelivery(connection, topic, MessageFormat(), batching, name=name, hold=hold)
         elif not name:
             raise InvalidArgument("name: a sequenced producer needs one", field="name")
         else:
@@ -103,8 +112,17 @@ class AsyncProducer:
         await self.delivery.flush(everything=True)
 
     async def close(self) -> None:
-        """Flush, and accept no more messages."""
-        await self.delivery.close()
+        """Flush, and accept no more messages. An exclusive producer then gives its topic back."""
+        try:
+            await self.delivery.close()
+        finally:
+            if self._hold is not None:
+                await self._hold.release()
+
+    @property
+    def epoch(self) -> int | None:
+        """Of an exclusive producer: a later one of the topic has a higher epoch."""
+        return self._hold.epoch if self._hold is not None else None
 
     async def __aenter__(self) -> Self:
         return self

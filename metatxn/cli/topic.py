@@ -433,7 +433,10 @@ def show_topic(
     if session.json:
         print_json(topic)
         return
-    print_fields({"topic": topic.name, "schema": columns_text(topic.topic_schema)})
+    fields: dict[str, Any] = {"topic": topic.name, "schema": columns_text(topic.topic_schema)}
+    if (alone := topic.exclusive_producer) is not None:
+        fields["exclusive_producer"] = f"{alone.producer or 'without a name'}, until {when(alone.until_ms)} or longer"
+    print_fields(fields)
     print()
     columns = ("SEGMENT", "RANGE", "STATE", "OWNER", "CHILDREN")
     rows = [(s.segment, f"{s.range[0]}-{s.range[1]}", s.state, s.owner, ",".join(s.children)) for s in topic.segments]

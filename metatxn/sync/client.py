@@ -121,6 +121,7 @@ class Client(Facade[AsyncClient]):
     finalize_upgrade = blocking(AsyncClient.finalize_upgrade)
 
     producer = making(AsyncClient.producer, Producer)
+    exclusive_producer = blocking_making(AsyncClient.exclusive_producer, Producer)
     reader = blocking_making(AsyncClient.reader, Reader)
     subscribe = blocking_making(AsyncClient.subscribe, Consumer)
     subscribe_topics = blocking_making(AsyncClient.subscribe_topics, TopicsConsumer)

@@ -41,6 +41,11 @@ class Producer(Facade[AsyncProducer]):
     def name(self) -> str | None:
         return self._core.name
 
+    @property
+    def epoch(self) -> int | None:
+        """Of an exclusive producer: a later one of the topic has a higher epoch."""
+        return self._core.epoch
+
     def send(
         self,
         value: Any,
