@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -183,10 +182,7 @@ def _topic_routes(api: APIRouter, broker: Broker) -> None:
         seen = [each for each in topics if wanted in each.name.casefold() and caller.may_see(each.name)]
         seen = [topic for topic in seen if not topic.deleted]
         shown = seen[:limit]
-        items = []
-        for topic in shown:
-            with suppress(errors.NotFound):  # it has been deleted meanwhile
-                items.append(await broker.topics.describe(topic, listener))
+        items = await broker.topics.describe_each(shown, listener)
         last = shown[-1] if len(seen) > limit else topics[-1] if more else None
         return TopicPage(items=items, next_page_token=names.page_token(last.name) if last else None)
 

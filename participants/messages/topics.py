@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,6 +25,9 @@ from metatxn.wire.listeners import address_for
 from metatxn.wire.names import TopicFormat
 from metatxn.wire.names import segment_id as new_segment_id
 from participants.messages import schemas
+
+KEYS_PER_READ = 100
+"""As many as every store reads at one moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,37 +116,70 @@ class Topics:
                 raise not_found(topic.name)
         return found
 
+    async def describe_each(self, topics: Sequence[TopicRecord], listener: str | None = None) -> list[TopicInfo]:
+        """The topics as `describe` describes them, with a read of the store for many of them; without those that were
+        deleted meanwhile."""
+        described = []
+        for together in _read_together(topics):
+            records = (await self._store.get_many([key for topic in together for key in _keys_of(topic)])).records
+            for topic in together:
+                with suppress(errors.NotFound):
+                    described.append(_described(topic, records, listener) or await self.describe(topic, listener))
+        return described
+
     async def _described(self, topic: TopicRecord, listener: str | None) -> TopicInfo | None:
-        """None if one of the segments does not exist any more."""
-        segments = []
-        hold_key = paths.exclusive_producer(topic.name)
-        keys = [key(segment) for segment in topic.segments for key in (paths.segment, paths.segment_owner)]
-        records = (await self._store.get_many([hold_key, *keys])).records
-        hold = records[hold_key]
-        for segment in topic.segments:
-            stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
-            record = SegmentRecord.decode(stored.value) if stored is not None else None
-            if record is None or record.state == "deleted":
-                return None
-            segments.append(
-                SegmentInfo(
-                    segment=segment,
-                    range=record.range,
-                    state=record.state,
-                    parents=list(record.parents),
-                    children=list(record.children),
-                    owner=_address(listener, OwnerRecord.decode(owner.value)) if owner else None,
-                )
+        return _described(topic, (await self._store.get_many(_keys_of(topic))).records, listener)
+
+
+def _keys_of(topic: TopicRecord) -> list[str]:
+    """The records of which the description of a topic is made."""
+    of_segments = [key(segment) for segment in topic.segments for key in (paths.segment, paths.segment_owner)]
+    return [paths.exclusive_producer(topic.name), *of_segments]
+
+
+def _read_together(topics: Sequence[TopicRecord]) -> Iterator[list[TopicRecord]]:
+    """Parts of the topics, whose records are so few that a read shows all of them at one moment; or one topic."""
+    part: list[TopicRecord] = []
+    keys = 0
+    for topic in topics:
+        more = len(_keys_of(topic))
+        if part and keys + more > KEYS_PER_READ:
+            yield part
+            part, keys = [], 0
+        part.append(topic)
+        keys += more
+    if part:
+        yield part
+
+
+def _described(topic: TopicRecord, records: Mapping[str, Record | None], listener: str | None) -> TopicInfo | None:
+    """None if one of the segments does not exist any more."""
+    segments = []
+    hold = records[paths.exclusive_producer(topic.name)]
+    for segment in topic.segments:
+        stored, owner = records[paths.segment(segment)], records[paths.segment_owner(segment)]
+        record = SegmentRecord.decode(stored.value) if stored is not None else None
+        if record is None or record.state == "deleted":
+            return None
+        segments.append(
+            SegmentInfo(
+                segment=segment,
+                range=record.range,
+                state=record.state,
+                parents=list(record.parents),
+                children=list(record.children),
+                owner=_address(listener, OwnerRecord.decode(owner.value)) if owner else None,
             )
-        schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
-        return TopicInfo(
-            name=topic.name,
-            topic_schema=schema,
-            schema_version=topic.schema_version or None,
-            segments=segments,
-            format=topic.format,
-            exclusive_producer=shown_producer(ExclusiveProducerRecord.decode(hold.value)) if hold is not None else None,
         )
+    schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
+    return TopicInfo(
+        name=topic.name,
+        topic_schema=schema,
+        schema_version=topic.schema_version or None,
+        segments=segments,
+        format=topic.format,
+        exclusive_producer=shown_producer(ExclusiveProducerRecord.decode(hold.value)) if hold is not None else None,
+    )
 
 
 def shown_producer(hold: ExclusiveProducerRecord) -> ExclusiveProducerInfo | None:
