@@ -31,6 +31,7 @@ WRITERS = 3
 KEYS_EACH = 4
 TOPIC = "live"
 PATIENCE_S = 120
+CHANGES = usually(8, 12)
 FEW_STORIES = [("sqlite", 0), ("etcd", 1)]
 """The store, and how often the server is killed. `make test-all` has more."""
 
@@ -166,7 +167,7 @@ def story(data_dir: Path, url: str, restarts: int) -> None:
         for writer in writers:
             writer.start()
         try:
-            for change in range(12):
+            for change in range(CHANGES):
                 seen = [writer.transactions for writer in writers]
                 change_layout(client, dice)
                 if change % 4 == 3 and change // 4 < restarts:
@@ -185,7 +186,7 @@ def story(data_dir: Path, url: str, restarts: int) -> None:
         assert [writer.failure for writer in writers] == [None] * WRITERS
         expected = {key: list(range(count)) for writer in writers for key, count in writer.committed.items() if count}
         eventually(lambda: orders(client), expected, PATIENCE_S)
-        assert len(client.topic(TOPIC).segments) > 12
+        assert len(client.topic(TOPIC).segments) > CHANGES
         assert_lawful(url)
         client.delete_topic(TOPIC)
         assert_lawful(url)
