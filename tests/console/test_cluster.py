@@ -92,7 +92,7 @@ def test_the_store_is_checked_while_somebody_looks(
         cluster.write({key: None})
     with Sender(cluster.url) as sender:
         text = sender.get("/cluster/store/check").text
-        assert "20 records are compared with each other so far" in text, "a look does bounded work"
+        assert "10 records are compared with each other so far" in text, "a page does bounded work"
 
 
 def test_every_prefix_of_the_store_is_named() -> None:

@@ -26,6 +26,7 @@ async def whole(checks: StoreChecks, limit: int) -> list[list[CheckedRecords]]:
     while True:
         page = await checks.step(limit, token)
         pages.append(page.items)
+        assert token is None or page.next_page_token != token, "it goes on"
         token = page.next_page_token
         if token is None:
             return pages

@@ -8,13 +8,16 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 import metatxn
+from metatxn.console.live import is_live
 from metatxn.console.visit import Values, Visit
 from metatxn.wire.coordinator import CheckedRecords, StoreFinding
 
 PATH = "/console/cluster/store"
 PER_PAGE = 30
-RECORDS_PER_STEP = 500
-STEPS_PER_LOOK = 4
+RECORDS_PER_STEP = 200
+"""Comparing them takes some milliseconds, in which the coordinator does nothing else."""
+STEPS_PER_LOOK = 20
+"""Of a check that somebody watches. The page itself does not wait for more than one."""
 MOST_FINDINGS = 100
 MOST_PREFIXES = 100
 """What somebody else has written may have any beginning."""
@@ -77,9 +80,9 @@ class StoreCheckSoFar:
     over: bool = False
     _token: str | None = None
 
-    async def go_on(self, visit: Visit) -> None:
+    async def go_on(self, visit: Visit, steps: int) -> None:
         """Examine some more records. What fails is examined again the next time."""
-        for _ in range(STEPS_PER_LOOK):
+        for _ in range(steps):
             if self.over:
                 return
             found, self._token = await visit.client.check_store(limit=RECORDS_PER_STEP).page_at(self._token)
@@ -101,9 +104,10 @@ class StoreCheckSoFar:
 async def check_store(visit: Visit) -> Response:
     """Compares all records with each other, a part with each look, as long as the page is seen."""
     progress = StoreCheckSoFar()
+    steps = STEPS_PER_LOOK if is_live(visit.request) else 1
 
     async def load() -> Values:
-        await progress.go_on(visit)
+        await progress.go_on(visit, steps)
         return {"progress": progress, "prefixes": dict(PREFIXES)}
 
     return await visit.live_page("check.html", load)
