@@ -66,6 +66,20 @@ async def begun(gateway: Gateway) -> Holder:
     return holder
 
 
+async def test_a_topic_that_another_producer_has_for_itself_takes_nothing_of_kafkas_clients(gateway: Gateway) -> None:
+    """The transaction of the batch goes on, and is not taken for one that has ended."""
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    path = "/v1/topics/t/exclusive-producer"
+    epoch = (await gateway.http.post(path, json={"session": "a"})).json()["epoch"]
+    assert (await ask.produce("t", 0, b"b"))[0] == KafkaCode.TOPIC_AUTHORIZATION_FAILED
+    inside = await ask.produce("t", 0, b"b", holder=holder, sequence=1)
+    assert inside[0] == KafkaCode.TOPIC_AUTHORIZATION_FAILED
+    own = {"messages": [{"value": "own"}], "producer_epoch": epoch}
+    assert (await gateway.http.post("/v1/topics/t/messages", json=own)).status_code == 200
+    await gateway.http.delete(f"{path}?epoch={epoch}")
+    assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == KafkaCode.NONE
+
+
 async def operator_aborts(gateway: Gateway) -> None:
     held = await gateway.transactions.keys.get("kafka:x")
     assert held.txn_id is not None

@@ -91,6 +91,18 @@ async def test_pulsar_reads_what_came_by_other_ways(gateway: PulsarGateway) -> N
         assert await values(client, 4) == [b'{"a":1}', b"\x00\xff", None, b"bytes"]
 
 
+async def test_a_topic_that_another_producer_has_for_itself_takes_nothing(gateway: PulsarGateway) -> None:
+    (segment,) = await gateway.create("t")
+    async with gateway.client() as client:
+        await client.producer(segment)
+        claimed = await gateway.http.post("/v1/topics/t/exclusive-producer", json={"session": "a"})
+        client.produce(entry(b"0"), 0)
+        assert (await client.next("send_error")).error == PulsarCode.NOT_ALLOWED
+        await gateway.http.delete(f"/v1/topics/t/exclusive-producer?epoch={claimed.json()['epoch']}")
+        client.produce(entry(b"1"), 1)
+        assert len(await client.receipts(1)) == 1
+
+
 async def test_a_transaction_is_seen_once_it_is_committed(gateway: PulsarGateway) -> None:
     (segment,) = await gateway.create("t")
     async with gateway.client() as client:

@@ -140,4 +140,23 @@ EXCLUSIVE = (
         "",
         tests=(f"{_TESTS}::test_a_restored_store_gives_out_no_epoch_again",),
     ),
+    Mutant(
+        "exclusive-producer-taken-for-a-fenced-one",
+        "5.23: a batch that is refused for an exclusive producer says nothing of its transaction",
+        "metatxn_gateways/kafka/produce.py",
+        "except errors.NotAllowed:  # the topic",
+        "except errors.StorageFull:  # the topic",
+        tests=(
+            "tests/gateways/test_kafka_producers.py::"
+            "test_a_topic_that_another_producer_has_for_itself_takes_nothing_of_kafkas_clients",
+        ),
+    ),
+    Mutant(
+        "claimed-below-its-version",
+        "12: a topic is claimed once every process knows of claims",
+        _PRODUCERS,
+        "        await require(self._store, self._version, Feature.EXCLUSIVE_PRODUCERS)\n",
+        "        assert require and Feature.EXCLUSIVE_PRODUCERS\n",
+        tests=("tests/participants/broker/test_versions.py",),
+    ),
 )
