@@ -3,13 +3,19 @@
 A program that sets up OpenTelemetry before it connects finds its requests in its traces, and the services that are
 traced continue them: `traceparent` (W3C Trace Context) goes with every request. All others pay for one look into a
 dictionary, because nothing of OpenTelemetry is imported here.
+
+A program that does not set it up, such as a command or a task of Spark, belongs to the trace that `TRACEPARENT` and
+`TRACESTATE` name in its environment, which is where OpenTelemetry's specification passes a trace to another process.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -20,13 +26,16 @@ if TYPE_CHECKING:
 
 Sending = Callable[[Request], Awaitable[Answer]]
 _HTTP_ERROR = 400
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE = re.compile(r"[ -~]{1,512}")
 
 
 async def send_traced(send: Sending, request: Request) -> Answer:
     """`send(request)`, within a span if the program is traced."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
-        return await send(request)
+        inherited = _inherited()
+        return await send(replace(request, headers=Headers(request.headers | inherited)) if inherited else request)
     tracer = trace.get_tracer("metatxn")
     with tracer.start_as_current_span(request.method, kind=trace.SpanKind.CLIENT) as span:
         if span.is_recording():
@@ -37,6 +46,15 @@ async def send_traced(send: Sending, request: Request) -> Answer:
             if answer.status >= _HTTP_ERROR:
                 span.set_status(trace.StatusCode.ERROR)
         return answer
+
+
+@cache
+def _inherited() -> dict[str, str]:
+    """The headers that continue the trace of whoever has started this process; none if there is no valid one."""
+    parent, state = os.environ.get("TRACEPARENT", ""), os.environ.get("TRACESTATE", "")
+    if not _TRACEPARENT.fullmatch(parent):
+        return {}
+    return {"traceparent": parent} | ({"tracestate": state} if state and _TRACESTATE.fullmatch(state) else {})
 
 
 def _describe(span: Span, request: Request) -> None:

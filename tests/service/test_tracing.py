@@ -7,6 +7,7 @@ decodes what arrives with OpenTelemetry's own messages.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from examples.flights.demo import running_dev
 from metatxn.service import tracing
 from metatxn.service.request_metrics import MeasuredRequest
 from metatxn.service.tracing import set_up_tracing, trace_store_call, traced_request
+from metatxn.transport import tracing as client_tracing
 from metatxn.transport.api import Answer, Headers, Request
 from metatxn.transport.tracing import send_traced
 from tests.documents import examples
@@ -80,6 +82,9 @@ def test_a_trace_leads_from_the_program_to_the_store(tmp_path: Path) -> None:
         assert httpx.get(f"{coordinator}/v1/txns").is_success  # belongs to no trace, and is not sampled
         program = program.replace("http://localhost:4318", url).replace("http://127.0.0.1:8470", coordinator)
         subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+        started = {**os.environ, "TRACEPARENT": TRACEPARENT}
+        command = [sys.executable, "-m", "metatxn", "topic", "show", "orders", "--url", coordinator]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=started)
         accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
         shown = httpx.get(f"{coordinator}/metrics", headers=accept).text
         assert "trace_id" not in httpx.get(f"{coordinator}/metrics").text
@@ -97,6 +102,8 @@ def test_a_trace_leads_from_the_program_to_the_store(tmp_path: Path) -> None:
     published = {span.name for service, span in received if service == "metatxn-dev" and span.kind == SERVER}
     assert "POST /v1/segments/{segment}/entries" in published
     assert "GET /v1/txns" not in published
+    shown_by = {span.trace_id for _, span in received if span.name == "GET /v1/topics/{topic}"}
+    assert shown_by == {order.trace_id, TRACE.to_bytes(16)}, "the command belongs to the trace of its environment"
     assert {span.parent_span_id in by_id for _, span in received if span.name.startswith("store ")} == {True}
     exemplars = dict(re.findall(r'(metatxn_\w+_seconds)_bucket\{.* # \{trace_id="(\w+)"\}', shown))
     assert exemplars.keys() == {"metatxn_request_seconds", "metatxn_store_seconds"}
@@ -141,6 +148,39 @@ async def test_a_request_takes_the_trace_of_its_caller_along() -> None:
     with use_span(caller):
         await send_traced(send, Request("GET", "http://localhost/", common, None, 1, 1, 1))
     assert sent[0].headers == {**common, "traceparent": TRACEPARENT} and "traceparent" not in common
+
+
+@pytest.mark.parametrize(
+    ("parent", "state", "sent"),
+    [
+        (TRACEPARENT, None, {"traceparent": TRACEPARENT}),
+        (TRACEPARENT, "rojo=1,congo=2", {"traceparent": TRACEPARENT, "tracestate": "rojo=1,congo=2"}),
+        (TRACEPARENT, "rojo=1\r\nX-Evil: 1", {"traceparent": TRACEPARENT}),
+        (f"{TRACEPARENT}\r\nX-Evil: 1", None, {}),
+        ("", "rojo=1", {}),
+        (None, None, {}),
+    ],
+)
+async def test_a_process_without_opentelemetry_takes_the_trace_of_its_environment_along(
+    monkeypatch: pytest.MonkeyPatch, parent: str | None, state: str | None, sent: dict[str, str]
+) -> None:
+    for name, value in (("TRACEPARENT", parent), ("TRACESTATE", state)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    seen: list[Headers] = []
+
+    async def send(request: Request) -> Answer:
+        seen.append(request.headers)
+        return Answer("GET", request.url, 200)
+
+    common = Headers({"Authorization": "Bearer x"})
+    client_tracing._inherited.cache_clear()
+    await send_traced(send, Request("GET", "http://localhost/", common, None, 1, 1, 1))
+    client_tracing._inherited.cache_clear()
+    assert seen == [{**common, **sent}] and common.keys() == {"Authorization"}
+    assert "Bearer" not in repr(seen), "headers are not shown"
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "ftp://localhost", "http://", ""])

@@ -214,6 +214,14 @@ SERVICE = (
         tests=(f"{_TRACES}::test_a_request_takes_the_trace_of_its_caller_along",),
     ),
     Mutant(
+        "trace-of-the-environment-is-not-looked-at",
+        "no text of the environment becomes a header unless it is the name of a trace",
+        "metatxn/transport/tracing.py",
+        "    if not _TRACEPARENT.fullmatch(parent):\n",
+        "    if not parent:\n",
+        tests=(f"{_TRACES}::test_a_process_without_opentelemetry_takes_the_trace_of_its_environment_along",),
+    ),
+    Mutant(
         "answers-wait-for-acknowledgements",
         "the body of an answer leaves without waiting for the client to acknowledge the head",
         "metatxn/service/server.py",
