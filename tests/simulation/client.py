@@ -107,6 +107,8 @@ class Client:
         """Of each segment the broker that has answered last."""
         self._random = random
         self._history = history
+        self.epoch: int | None = None
+        """Of its topic, which it has for itself, or has had."""
         self.as_messages = False
         """Whether the broker can see the keys of what is published to a segment."""
         self.layouts: dict[str, list[SegmentPlace]] = {}
@@ -330,6 +332,7 @@ class Client:
         was removed, at the child that has taken over, which may name an ancestor (DESIGN §5.13).
         """
         query = {"txn_id": txn_id, "writer": writer, "producer": producer, "sequence": sequence}
+        query["producer_epoch"] = self.epoch
         content, headers = json.dumps(payload).encode(), _BYTES
         if self.as_messages:
             content, headers = json.dumps([{"key": payload["key"], "value": payload}]).encode(), _MESSAGES
@@ -366,6 +369,16 @@ class Client:
             if newest == layout:
                 raise Doubtful("the segment is sealed and nobody has taken over")
             layout = newest
+
+    async def claim(self, topic: str, session: str, ttl_ms: int, *, fence: bool) -> int:
+        """The epoch. A call that is repeated gets the same one, unless the topic was taken from it in between."""
+        body = {"session": session, "ttl_ms": ttl_ms, "fence": fence}
+        path = f"/v1/topics/{quote(topic, safe='')}/exclusive-producer"
+        return int((await self._ask("POST", self._brokers, path, body=body)).json()["epoch"])
+
+    async def release(self, topic: str, epoch: int) -> None:
+        path = f"/v1/topics/{quote(topic, safe='')}/exclusive-producer"
+        await self._ask("DELETE", self._brokers, path, {"epoch": epoch})
 
     async def publish_to_topic(
         self, topic: str, messages: list[dict[str, Any]], producer: str, sequence: int, patience_s: float
@@ -494,7 +507,7 @@ def asked_by(method: str, path: str, given: Mapping[str, Any], content: bytes, r
     asked = Asked(method, revision, txn_id=given.get("txn_id"), by=given.get("properties", {}).get("by"))
     asked.key, asked.epoch, asked.cumulative = (
         given.get("transaction_key"),
-        given.get("epoch"),
+        given.get("epoch", given.get("producer_epoch")),
         "cumulative" in given.values(),
     )
     for kind, name in zip_longest(parts[::2], parts[1::2]):

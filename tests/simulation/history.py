@@ -21,8 +21,20 @@ from metastore.txn.records.transactions import GcHorizon, Header, TransactionKey
 from metastore.types import Changes, Event, Revision
 from tests.simulation.efforts import Effort
 
-_WITH_STATES = (paths.TOPICS, paths.SEGMENTS, paths.SUBSCRIPTIONS, paths.PREPARED, paths.SEGMENT_OWNERS)
+_WITH_STATES = (
+    paths.TOPICS,
+    paths.SEGMENTS,
+    paths.SUBSCRIPTIONS,
+    paths.PREPARED,
+    paths.SEGMENT_OWNERS,
+    paths.EXCLUSIVE_PRODUCERS,
+)
 _THERE = "there"
+
+
+def held_under(epoch: int) -> str:
+    """The state of a topic that a producer has for itself."""
+    return f"held under epoch {epoch}"
 
 
 def connection(key: str, epoch: int) -> str:
@@ -53,6 +65,15 @@ class Write:
     segment: str | None = None
     """None: the client was told only where in its segment the entry is."""
     position: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A leader was told at this time that it has the topic for itself."""
+
+    topic: str
+    epoch: int
+    answered: float
 
 
 @dataclass(eq=False, slots=True)
@@ -271,6 +292,7 @@ class Expired:
 class History:
     writes: list[Write] = field(default_factory=list)
     retold: list[Retold] = field(default_factory=list)
+    claims: list[Claimed] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     answered_begins: list[Begun] = field(default_factory=list)
     handed_out: list[HandedOut] = field(default_factory=list)
@@ -339,8 +361,8 @@ class History:
     layouts: dict[str, list[str]] = field(default_factory=dict)
     """Of each topic its segments in the end, parents before their children."""
     states: dict[str, list[tuple[Revision, str | None]]] = field(default_factory=dict)
-    """Of each topic, segment, owner, subscription and prepare, by the key of its record, when it came to which state:
-    None when it was deleted."""
+    """Of each topic, segment, owner, subscription, exclusive producer and prepare, by the key of its record, when it
+    came to which state: None when it was deleted."""
     revision: Revision = 0
     """Of the store's latest change."""
     broken: list[str] = field(default_factory=list)
@@ -420,6 +442,8 @@ class History:
         record = json.loads(event.record.value) if event.record is not None else {"deleted": True}
         known = self.states.setdefault(event.key, [])
         state = str(record.get("state") or record.get("generation", _THERE))
+        if record.get("session") is not None:
+            state = held_under(record["epoch"])
         now = None if record.get("deleted") or state == "deleted" else state
         if not known or known[-1][1] != now:
             known.append((revision, now))

@@ -23,6 +23,7 @@ from tests.simulation.efforts import Effort
 from tests.simulation.history import (
     Asked,
     Begun,
+    Claimed,
     Decision,
     Delivered,
     Dropped,
@@ -82,6 +83,7 @@ def true_story() -> History:
     history.writes = [a, b, c]
     history.retold = [Retold(a, a.segment, a.position)]
     history.begun = {T1: 1, T2: 2, T3: 3}
+    history.claims = [Claimed(TOPIC, 5, 0.5), Claimed(TOPIC, 7, 2.5)]
     history.decisions = {
         T1: Decision(header(TxnState.COMMITTED, key="nightly", epoch=1, version=1), 10),
         T2: Decision(header(TxnState.COMMITTED, ("w",), key="nightly", epoch=1, version=2), 20),
@@ -216,6 +218,15 @@ def retry_refused(history: History) -> None:
 
 def half_a_snapshot(history: History) -> None:
     history.snapshots[0][0].frames.pop()
+
+
+def taken_behind_a_later_claim(history: History) -> None:
+    history.claims.append(Claimed(TOPIC, 6, 0.9))
+
+
+def mixed_with_others(history: History) -> None:
+    uncommitted = next(each for each in history.final_reads if each.isolation == "read_uncommitted")
+    uncommitted.frames[2] = replace(uncommitted.frames[2], amount=5)
 
 
 def out_of_order(history: History) -> None:
@@ -568,6 +579,7 @@ LIES: dict[str, list[Lie]] = {
         refused_and_deleted,
     ],
     "fencing": [version_again, under_a_stale_epoch, begun_by_who_has_not_connected],
+    "one exclusive producer at a time": [taken_behind_a_later_claim, mixed_with_others],
     "horizons never go back": [reader_is_sent_back, collected_above_the_horizon, horizon_of_the_store_goes_back],
     "nothing is left": [left_in_memory],
     "never drops what the policy keeps": [

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from metastore.txn import paths
 from metatxn.wire.ids import TxnId
-from tests.simulation.history import Asked, History, Outcome
+from tests.simulation.history import Asked, History, Outcome, held_under
 
 _OF_THE_MOMENT = {"STORE_UNAVAILABLE", "NOT_OWNER", "RATE_LIMITED", "STORAGE_FULL", "UNREACHABLE"}
 _OPERATIONS = ("entries", "messages", "acks")
@@ -180,6 +180,18 @@ def _taken_over(history: History, asked: Asked) -> bool:
     )
 
 
+def _claimed(history: History, asked: Asked) -> bool:
+    """The topic was somebody's own, and for an entry under an epoch not that one's."""
+    topic = asked.topic if asked.segment is None else topic_of(asked.segment)
+    if topic is None or asked.verb not in ("entries", "exclusive-producer"):
+        return False
+    key = paths.exclusive_producer(topic)
+    states = {state for _, state in history.states.get(key, ())}
+    if asked.verb == "entries" and asked.epoch is not None:
+        return history.was(key, states - {held_under(asked.epoch)} | {None}, asked.floor, asked.at_revision)
+    return history.was(key, states - {None, "there"}, asked.floor, asked.at_revision)
+
+
 def _missing(history: History, asked: Asked) -> bool:
     return _was_one_of(history, asked, {None})
 
@@ -258,7 +270,7 @@ _REASONS: dict[str, Callable[[History, Asked], bool]] = {
     "EXPIRED_TRANSACTION": _expired,
     "TXN_NOT_FOUND": _unknown,
     "TXN_CONFLICT": _takes_no_more,
-    "NOT_ALLOWED": _taken_over,
+    "NOT_ALLOWED": lambda history, asked: _taken_over(history, asked) or _claimed(history, asked),
     "NOT_FOUND": _missing,
     "ALREADY_EXISTS": _there,
     "SEGMENT_SEALED": _sealed,

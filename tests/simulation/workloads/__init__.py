@@ -15,6 +15,7 @@ from tests.simulation.workloads.jobs import Jobs
 from tests.simulation.workloads.keeping import Keeping
 from tests.simulation.workloads.keyed import Keyed
 from tests.simulation.workloads.lasting import Lasting
+from tests.simulation.workloads.leading import Leading
 from tests.simulation.workloads.library import Library
 from tests.simulation.workloads.log import Log
 from tests.simulation.workloads.marks import Marks
@@ -30,6 +31,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
     Keeping,
     Keyed,
     Lasting,
+    Leading,
     Library,
     Log,
     Marks,
