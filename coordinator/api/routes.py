@@ -179,41 +179,7 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
     """The routes of one transaction, and of many of them in a batch."""
     router = APIRouter(prefix="/v1/txns", tags=["transactions"], route_class=DirectRoute)
 
-    @router.post(
-        "",
-        status_code=201,
-        response_model=TransactionHeader,
-        response_model_exclude_none=True,
-        responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
-        | {
-            200: {
-                "model": TransactionHeader,
-                "description": "The same transaction is already open, or its version is already committed",
-            }
-        },
-    )
-    async def begin(caller: Caller, body: BeginRequest | None = None) -> Response:
-        """Begin a transaction.
-
-        Under a `transaction_key`, with the `epoch` that its connect returned, only one transaction is open: an older
-        one is aborted, the same `version` returns the open transaction (200), and a `version` that is already committed
-        is answered with `already_committed` (200). With authentication, the caller is its `owner`.
-        """
-        begun = await transactions.begin(body, caller=caller)
-        return model_response(begun.header, 201 if begun.created else 200)
-
-    @router.post("/batch", response_model=BatchAnswer, response_model_exclude_none=True, responses=problems(*ALWAYS))
-    async def batch(body: BatchRequest, caller: Caller, request: Request) -> Response:
-        """Begin, commit and abort up to 1,000 transactions, each answered like a single request, in the same order.
-
-        Items that touch the same transaction are done in the order of the list; the others share requests to the store.
-        If one item is malformed, the whole request is refused and has no effect.
-        """
-        answers = [_item(answer) for answer in await run_batch(transactions, body.items, caller=caller)]
-        for item, answer in zip(body.items, answers, strict=True):
-            if isinstance(item, AbortItem) and item.force:
-                _record_force(item.txn_id, answer["status"], caller, request)
-        return json_response({"items": answers})
+    _add_begins(router, transactions)
 
     @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:
@@ -254,6 +220,44 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         return await transactions.prepare(txn_id, timeout_ms, caller=caller)
 
     return router
+
+
+def _add_begins(router: APIRouter, transactions: Transactions) -> None:
+    @router.post(
+        "",
+        status_code=201,
+        response_model=TransactionHeader,
+        response_model_exclude_none=True,
+        responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
+        | {
+            200: {
+                "model": TransactionHeader,
+                "description": "The same transaction is already open, or its version is already committed",
+            }
+        },
+    )
+    async def begin(caller: Caller, body: BeginRequest | None = None) -> Response:
+        """Begin a transaction.
+
+        Under a `transaction_key`, with the `epoch` that its connect returned, only one transaction is open: an older
+        one is aborted, the same `version` returns the open transaction (200), and a `version` that is already committed
+        is answered with `already_committed` (200). With authentication, the caller is its `owner`.
+        """
+        begun = await transactions.begin(body, caller=caller)
+        return model_response(begun.header, 201 if begun.created else 200)
+
+    @router.post("/batch", response_model=BatchAnswer, response_model_exclude_none=True, responses=problems(*ALWAYS))
+    async def batch(body: BatchRequest, caller: Caller, request: Request) -> Response:
+        """Begin, commit and abort up to 1,000 transactions, each answered like a single request, in the same order.
+
+        Items that touch the same transaction are done in the order of the list; the others share requests to the store.
+        If one item is malformed, the whole request is refused and has no effect.
+        """
+        answers = [_item(answer) for answer in await run_batch(transactions, body.items, caller=caller)]
+        for item, answer in zip(body.items, answers, strict=True):
+            if isinstance(item, AbortItem) and item.force:
+                _record_force(item.txn_id, answer["status"], caller, request)
+        return json_response({"items": answers})
 
 
 def listing_routes(transactions: Transactions, listings: Listings, stored: StoredRecords) -> APIRouter:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query
@@ -61,19 +62,7 @@ def add_operations(
     process that is ready. `about` returns the fields of `ServiceStatus` that only this service has. `throughput`
     returns what it has done lately."""
     began = time.monotonic()
-
-    async def look() -> tuple[dict[str, str], StoreStatus | None]:
-        missing, found = dict(waiting_for()), None
-        asked = time.perf_counter()
-        try:
-            async with asyncio.timeout(READY_WITHIN_SECONDS):
-                revision = await store.current_revision()
-                read_ms = round((time.perf_counter() - asked) * 1000, 3)
-                found = StoreStatus(kind=store.kind, revision=revision, read_ms=read_ms)
-                missing |= await behind()
-        except (MetastoreError, TimeoutError) as error:
-            missing["metadata store"] = str(error) or "no answer"
-        return missing, found
+    look = partial(_look, store, waiting_for, behind)
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["operations"])
@@ -117,6 +106,23 @@ def add_operations(
 
     _add_cluster(app, store)
     _add_own(app, throughput)
+
+
+async def _look(
+    store: MetadataStore, waiting_for: Callable[[], dict[str, str]], behind: Callable[[], Awaitable[dict[str, str]]]
+) -> tuple[dict[str, str], StoreStatus | None]:
+    """What is missing, and what the store shows if it answers."""
+    missing, found = dict(waiting_for()), None
+    asked = time.perf_counter()
+    try:
+        async with asyncio.timeout(READY_WITHIN_SECONDS):
+            revision = await store.current_revision()
+            read_ms = round((time.perf_counter() - asked) * 1000, 3)
+            found = StoreStatus(kind=store.kind, revision=revision, read_ms=read_ms)
+            missing |= await behind()
+    except (MetastoreError, TimeoutError) as error:
+        missing["metadata store"] = str(error) or "no answer"
+    return missing, found
 
 
 def _add_cluster(app: FastAPI, store: MetadataStore) -> None:

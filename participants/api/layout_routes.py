@@ -37,6 +37,44 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         end as if they had not."""
         await layout.deletion.delete(topic)
 
+    _add_successions(api, layout)
+
+    @api.delete(
+        "/v1/segments/{segment}",
+        status_code=204,
+        tags=["segments"],
+        responses=problems(307, 404, 409, 422, 503, 504),
+        dependencies=[on_segment("admin")],
+    )
+    @audited("segment.delete")
+    async def delete_segment(segment: PathText) -> None:
+        """Drop what is left in a sealed segment that has children, and remove it from the topic. It is refused while
+        something needs the segment: a subscription that has not acknowledged all of it, a transaction with operations
+        on it, or a segment that came before it."""
+        await layout.removal.delete(segment)
+
+    @api.post(
+        "/v1/segments/{segment}/trim",
+        tags=["segments"],
+        responses=problems(307, 404, 422, 503, 504),
+        dependencies=[on_segment("admin")],
+    )
+    @audited("segment.trim", body=("before",))
+    async def trim_segment(segment: PathText, request: TrimRequest) -> TrimAnswer:
+        """Drop the entries below a position and what is remembered of their transactions. Entries that readers could
+        not see yet (above `max_read_position`) are never dropped."""
+        try:
+            before = Position.parse(request.before)
+        except ValueError as error:
+            raise errors.InvalidArgument(f"before: {error}", field="before") from None
+        target = await broker.segment(segment)
+        await trim(target, broker.store, broker.storage, before)
+        return TrimAnswer(first_position=str(target.ledgers.start.next))
+
+
+def _add_successions(api: APIRouter, layout: LayoutUpkeep) -> None:
+    """The routes that seal segments, with children or without."""
+
     @api.post(
         "/v1/segments/{segment}/split",
         tags=["segments"],
@@ -71,35 +109,3 @@ def add_layout_routes(api: APIRouter, broker: Broker, layout: LayoutUpkeep) -> N
         """Seal a segment permanently: it accepts no more messages, and no segment takes over. Its messages stay
         readable."""
         return ChildrenAnswer(children=list(await layout.seal(segment)))
-
-    @api.delete(
-        "/v1/segments/{segment}",
-        status_code=204,
-        tags=["segments"],
-        responses=problems(307, 404, 409, 422, 503, 504),
-        dependencies=[on_segment("admin")],
-    )
-    @audited("segment.delete")
-    async def delete_segment(segment: PathText) -> None:
-        """Drop what is left in a sealed segment that has children, and remove it from the topic. It is refused while
-        something needs the segment: a subscription that has not acknowledged all of it, a transaction with operations
-        on it, or a segment that came before it."""
-        await layout.removal.delete(segment)
-
-    @api.post(
-        "/v1/segments/{segment}/trim",
-        tags=["segments"],
-        responses=problems(307, 404, 422, 503, 504),
-        dependencies=[on_segment("admin")],
-    )
-    @audited("segment.trim", body=("before",))
-    async def trim_segment(segment: PathText, request: TrimRequest) -> TrimAnswer:
-        """Drop the entries below a position and what is remembered of their transactions. Entries that readers could
-        not see yet (above `max_read_position`) are never dropped."""
-        try:
-            before = Position.parse(request.before)
-        except ValueError as error:
-            raise errors.InvalidArgument(f"before: {error}", field="before") from None
-        target = await broker.segment(segment)
-        await trim(target, broker.store, broker.storage, before)
-        return TrimAnswer(first_position=str(target.ledgers.start.next))

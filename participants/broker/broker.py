@@ -123,20 +123,7 @@ class Broker:
         self._mirror = HeaderMirror(store)
         self._materializing = SharedMaterializing(store)
         self.announcement = Announcement(store, self.id, url, storage, clock, self.listeners)
-        self._placement: Placement | None = None
-        if not storage.exclusive:
-            self._placement = Placement(
-                store,
-                self.id,
-                storage.storage_id,
-                kept=lambda: self._keepers,
-                take=self._keep,
-                give_up=self._give_up,
-                deposed=self._deposed,
-                owned=self._owned,
-                seen=self._seen,
-                settle_ms=settle_ms,
-            )
+        self._placement = None if storage.exclusive else self._new_placement(settle_ms)
         self._providers = providers or Providers()
         self.watermark = watermark = Watermark(disk_watermark)
         self._context = SegmentContext(
@@ -180,6 +167,20 @@ class Broker:
         self._exit = AsyncExitStack()
         self._background: list[asyncio.Task[None]] = []
         self._resyncs_counted = 0
+
+    def _new_placement(self, settle_ms: int) -> Placement:
+        return Placement(
+            self.store,
+            self.id,
+            self.storage.storage_id,
+            kept=lambda: self._keepers,
+            take=self._keep,
+            give_up=self._give_up,
+            deposed=self._deposed,
+            owned=self._owned,
+            seen=self._seen,
+            settle_ms=settle_ms,
+        )
 
     def attach(self, upkeep: Upkeep) -> None:
         """Must be called before `start`."""
