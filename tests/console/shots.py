@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 import pyarrow as pa
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 import metatxn
 from metatxn.service.throughput import LOOK_EVERY_MS, REMEMBERED
@@ -71,6 +71,7 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
         "table": _table(client),
         "cluster": "/cluster",
         "store": "/cluster/store?prefix=/txn/",
+        "check": "/cluster/store/check",
     }
 
 
@@ -125,6 +126,8 @@ def taken(browser: Browser, cluster: ConsoleCluster, paths: dict[str, str], into
         for name, path in paths.items():
             page = visitor.open(path)
             page.wait_for_load_state("load")
+            if name == "check":
+                expect(page.get_by_role("status")).to_contain_text("nothing is wrong")
             _settled(page)
             page.screenshot(path=into / f"console-{name}-{theme}.png")
         visitor.context.close()
