@@ -108,8 +108,9 @@ def slow_rows(rows: DataFrame, url: str, client: metatxn.Client) -> DataFrame:
 
 
 def column(client: metatxn.Client, topic: str, name: str = "id") -> list[Any]:
-    """The sorted values of a column, as committed."""
-    table = client.read_table(topic)
+    """The sorted values of a column, of everything that is committed by now. (Other reads may show a commit some
+    milliseconds later.)"""
+    table = client.read_table(topic, "snapshot")
     return sorted(table.column(name).to_pylist()) if table.num_rows else []
 
 

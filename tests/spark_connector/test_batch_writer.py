@@ -57,7 +57,7 @@ def test_large_batches_divided_among_topics_keep_the_order_of_their_rows(
     routed = rows.withColumn("topic", F.element_at(F.lit(names), (F.col("id") % 3 + 1).cast("int")))
     to_topic(routed, url).save()
     for number, name in enumerate(names):
-        assert client.read_table(name).column("id").to_pylist() == list(range(number, 1000, 3))
+        assert client.read_table(name, "snapshot").column("id").to_pylist() == list(range(number, 1000, 3))
 
 
 def test_a_task_that_fails_and_is_retried_leaves_no_duplicates(

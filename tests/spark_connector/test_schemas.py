@@ -51,7 +51,7 @@ def test_a_write_with_further_columns_adds_them(
         (2, "new", [1]),
         (3, "new", [1]),
     ]
-    assert client.read_table(name).column("note").to_pylist().count(None) == 2
+    assert client.read_table(name, "snapshot").column("note").to_pylist().count(None) == 2
     assert ids_between(stream, start, next_batch(stream, start)) == [2, 3]
     stream.stop()
     producer = client.producer(name)
@@ -73,7 +73,7 @@ def test_rows_without_a_key_and_partitions_without_rows(
     save(rows, url, name, keyColumn="name")
     save(rows.where("id < 0"), url, name, keyColumn="name")
     assert column(client, name) == list(range(100))
-    assert client.read_table(name).column("name").null_count == 50
+    assert client.read_table(name, "snapshot").column("name").null_count == 50
 
 
 def test_a_thousand_columns(spark: SparkSession, url: str, topic: TopicFactory) -> None:

@@ -53,7 +53,7 @@ def test_a_column_names_the_topics(
     query = run(to_topic(routed, url, tmp_path / "checkpoint"))
     assert column(client, even) == list(range(0, 100, 2))
     assert column(client, odd) == list(range(1, 100, 2))
-    assert client.read_table(even).column_names == ["id", "name"], "the topic column is not sent"
+    assert client.read_table(even, "snapshot").column_names == ["id", "name"], "the topic column is not sent"
     assert [h.state for h in client.transactions() if h.transaction_key == str(query.id)] == ["COMMITTED"]
 
 
@@ -224,7 +224,7 @@ def test_a_topic_gets_a_column_while_a_query_runs(
     with pytest.raises(StreamingQueryException, match=r"SCHEMA_MISMATCH.* more is missing"):
         goes_on()
     assert column(client, name) == list(range(written)), "all micro-batches before the one that is refused"
-    assert client.read_table(name)["more"].drop_null().to_pylist() == [1]
+    assert client.read_table(name, "snapshot")["more"].drop_null().to_pylist() == [1]
     assert not open_transactions(client)
     run(to_topic(rows().withColumn("more", F.lit(2)), url, tmp_path / "checkpoint", **options))
     assert column(client, name) == list(range(written + 10))
