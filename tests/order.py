@@ -16,15 +16,16 @@ SHARED_BROWSER = "tests/console with one browser"
 SHARED_SOURCE = "tests with one parsed source"
 _FIRST = (
     SHARED_SPARK,
-    "tests/spark_connector/test_failure_matrix.py",
     "tests/chaos/test_chaos.py",
-    "tests/test_demo.py",
     "tests/participants/processes/test_brokers.py",
     "tests/simulation/test_seeds.py",
+    "tests/spark_connector/test_failure_matrix.py",
+    "tests/test_demo.py",
     "tests/metatxn/test_installed.py",
     "tests/spark_connector/test_example.py",
 )
-"""What takes longest, so that no worker sits idle at the end."""
+"""What takes longest, so that no worker sits idle at the end. Only one of the first four starts a Spark: Spark gives up
+a Python process that has not connected within ten seconds, and several Sparks that start at once take longer."""
 
 
 @cache
