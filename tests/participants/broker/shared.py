@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 
 import httpx
 from obstore.store import MemoryStore
@@ -96,3 +97,23 @@ class SharedBroker:
 async def owner_of(world: World, segment_id: str) -> OwnerRecord | None:
     record = await world.store.inner.get(paths.segment_owner(segment_id))
     return OwnerRecord.decode(record.value) if record else None
+
+
+Start = Callable[[], Awaitable[SharedBroker]]
+
+
+@asynccontextmanager
+async def shared_brokers(world: World) -> AsyncIterator[Start]:
+    """Starts one broker with each call, and stops them all at the end. They share the objects, and reach each other."""
+    started: list[SharedBroker] = []
+    objects = MemoryStore()
+
+    async def start() -> SharedBroker:
+        broker = await SharedBroker.start(world, objects, f"http://broker-{len(started)}")
+        started.append(broker)
+        for each in started:
+            each.can_reach(started)
+        return broker
+
+    yield start
+    await asyncio.gather(*(broker.stop() for broker in started))

@@ -7,14 +7,13 @@ Method: as in `test_placement`, several brokers in-process over one store and on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from obstore.store import MemoryStore
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
@@ -26,28 +25,18 @@ from participants.broker import placement
 from participants.broker.broker import Broker
 from participants.broker.placement import wanted
 from participants.service import BrokerService
-from tests.participants.broker.shared import SharedBroker, owner_of
+from tests.participants.broker.shared import SharedBroker, Start, owner_of, shared_brokers
 from tests.participants.devices import only
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World, committed, publish
 
 device = only("objects")
 
-Start = Callable[[], Awaitable[SharedBroker]]
-
 
 @pytest.fixture
 async def start(world: World) -> AsyncIterator[Start]:
-    started: list[SharedBroker] = []
-    objects = MemoryStore()
-
-    async def start() -> SharedBroker:
-        broker = await SharedBroker.start(world, objects, f"http://broker-{len(started)}")
-        started.append(broker)
-        return broker
-
-    yield start
-    await asyncio.gather(*(broker.stop() for broker in started))
+    async with shared_brokers(world) as start:
+        yield start
 
 
 async def create(broker: SharedBroker, segments: int) -> list[str]:

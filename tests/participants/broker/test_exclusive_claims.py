@@ -8,16 +8,15 @@ scenario 129.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from obstore.store import MemoryStore
 
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metatxn.wire.errors import ErrorCode
-from tests.participants.broker.shared import SharedBroker
+from tests.participants.broker.shared import SharedBroker, Start, shared_brokers
 from tests.participants.broker.stories import quoted
 from tests.participants.broker.test_placement import create, refused, spread
 from tests.participants.devices import only
@@ -27,23 +26,12 @@ from tests.participants.subscription.consuming import TOPIC
 
 device = only("objects")
 HOLD = paths.exclusive_producer(TOPIC)
-Start = Callable[[], Awaitable[SharedBroker]]
 
 
 @pytest.fixture
 async def start(world: World) -> AsyncIterator[Start]:
-    started: list[SharedBroker] = []
-    objects = MemoryStore()
-
-    async def start() -> SharedBroker:
-        broker = await SharedBroker.start(world, objects, f"http://broker-{len(started)}")
-        started.append(broker)
-        for each in started:
-            each.can_reach(started)
-        return broker
-
-    yield start
-    await asyncio.gather(*(broker.stop() for broker in started))
+    async with shared_brokers(world) as start:
+        yield start
 
 
 async def claim(process: SharedBroker, session: str, *, fence: bool = False) -> httpx.Response:

@@ -60,6 +60,10 @@ class Claiming(Consuming):
         assert (answer.status_code, said["code"], said["definite"]) == (403, "NOT_ALLOWED", True), answer.text
         return False
 
+    async def until_held(self) -> None:
+        while not await self.keys(HOLD):
+            await asyncio.sleep(0)
+
     async def read(self) -> list[str]:
         return await committed(await self.segment())
 
@@ -166,8 +170,7 @@ async def test_a_claim_is_answered_when_nothing_is_under_way_that_was_begun_befo
     sending = asyncio.create_task(topic.taken("begun before"))
     await device.held()
     claiming = asyncio.create_task(topic.claimed("a"))
-    while not await topic.keys(HOLD):
-        await asyncio.sleep(0)
+    await topic.until_held()
     for _ in range(100):
         await asyncio.sleep(0)
     assert not claiming.done()
@@ -185,8 +188,7 @@ async def test_an_append_with_an_unknown_outcome_does_not_confirm_a_claim(topic:
     sending = asyncio.create_task(topic.sent("begun before"))
     await device.held()
     claiming = asyncio.create_task(topic.claim("a"))
-    while not await topic.keys(HOLD):
-        await asyncio.sleep(0)
+    await topic.until_held()
     device.fail()
     device.go()
     answer = await claiming

@@ -13,8 +13,8 @@ from coordinator.gc_sweep import GcSweep
 from coordinator.metrics import CoordinatorMetrics
 from metatxn.service.lifecycle import Lifecycle
 from tests.log_lines import of, told
-from tests.participants.broker.shared import SharedBroker
-from tests.participants.broker.test_draining import Start, create, serves, start
+from tests.participants.broker.shared import SharedBroker, Start
+from tests.participants.broker.test_draining import create, serves, start
 from tests.participants.devices import only
 from tests.participants.segment.world import World
 

@@ -8,13 +8,12 @@ announcement and without events, which is more than a stopped process could do. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from obstore.store import MemoryStore
 
 from metastore.errors import StoreFull, StoreUnavailable
 from metastore.txn import paths
@@ -24,7 +23,7 @@ from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from participants.broker.placement import Placement, wanted
 from participants.segment.reading import STALE_READ_S
-from tests.participants.broker.shared import SharedBroker, owner_of
+from tests.participants.broker.shared import SharedBroker, Start, owner_of, shared_brokers
 from tests.participants.devices import only
 from tests.participants.ledger.faulty_bucket import PutFault
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
@@ -32,21 +31,11 @@ from tests.participants.segment.world import World, committed, publish, snapshot
 
 device = only("objects")
 
-Start = Callable[[], Awaitable[SharedBroker]]
-
 
 @pytest.fixture
 async def start(world: World) -> AsyncIterator[Start]:
-    started: list[SharedBroker] = []
-    objects = MemoryStore()
-
-    async def start() -> SharedBroker:
-        broker = await SharedBroker.start(world, objects, f"http://broker-{len(started)}")
-        started.append(broker)
-        return broker
-
-    yield start
-    await asyncio.gather(*(broker.stop() for broker in started))
+    async with shared_brokers(world) as start:
+        yield start
 
 
 async def create(broker: SharedBroker, segments: int = 1) -> list[str]:
