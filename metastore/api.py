@@ -71,6 +71,8 @@ class MetadataStore(ABC):
         self.refusal: str | None = None
         """Why this client refuses every call, or None while it does not. See `refuse`."""
         self._refusal_kind: type[MetastoreError] = StoreWentBack
+        self.lost_writes: str | None = None
+        """What shows that the store has lost writes that it had acknowledged, or None: see `IncarnationGuard`."""
 
     def command_for(self, key: str) -> str | None:
         """What an operator types to see this record with the store's own tool; None if there is no such tool."""

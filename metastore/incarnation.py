@@ -5,10 +5,12 @@ second time, and a decision that a broker has carried out may be open again. So 
 the store, and only as long as that moves forward:
 
     revision of a read < revision of an earlier read     the store was restored from a backup
+    `MetadataStore.lost_writes`                          it has lost writes that it had acknowledged
     /cluster/incarnation names another one               it was restored, and has been recovered since
 
-Both end in `MetadataStore.refuse`: this process does nothing more with the store. The first is also written into the
-record, so that every other process stops, and none starts, before `metatxn store recover` has begun a new incarnation.
+All end in `MetadataStore.refuse`: this process does nothing more with the store. The first two are also written into
+the record, so that every other process stops, and none starts, before `metatxn store recover` has begun a new
+incarnation.
 A process that has just started has read nothing yet, so a broker also remembers, beside its ledgers, how far it has
 seen the store (see `participants.restored`).
 
@@ -136,6 +138,9 @@ class IncarnationGuard:
 
     async def look(self) -> None:
         """Look once. Raises the store's errors. A wrong store is not an error here, but makes it refuse every call."""
+        if self._store.lost_writes is not None:
+            await self.went_back(self._store.lost_writes)
+            return
         known = self.revision
         snapshot = await self._read()
         if snapshot.revision < known:
@@ -155,8 +160,8 @@ class IncarnationGuard:
             self.version.learn(version)
 
     async def went_back(self, how: str) -> str:
-        """This process knows that the store was restored: tell all others, as far as the store accepts writes. Returns
-        why the store is refused."""
+        """This process knows that the store went back in time: tell all others, as far as the store accepts writes.
+        Returns why the store is refused."""
         try:
             await self._mark(how)
         except MetastoreError as error:

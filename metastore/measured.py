@@ -32,6 +32,10 @@ class MeasuredStore(MetadataStore):
     def refusal(self) -> str | None:  # type: ignore[override]
         return self._store.refusal
 
+    @property
+    def lost_writes(self) -> str | None:  # type: ignore[override]
+        return self._store.lost_writes
+
     def refuse(self, why: str, kind: type[MetastoreError] = StoreWentBack) -> None:
         self._store.refuse(why, kind)
 

@@ -105,6 +105,7 @@ class ZooKeeperStore(StoredIndexes):
             limits=RequestLimits(options.max_request_bytes, options.max_request_bytes),
             deadline_s=deadline_s,
             on_emptied=self._janitor.note,
+            on_went_back=self._went_back,
             on_group=self.group_sent,
             on_lost=options.on_lost,
         )
@@ -248,6 +249,9 @@ class ZooKeeperStore(StoredIndexes):
         self._assert_open()
         if self._read_only:
             raise InvalidBatch("the store was opened read-only")
+
+    def _went_back(self, how: str) -> None:
+        self.lost_writes = self.lost_writes or how
 
     def _found_empty(self, directory: str) -> None:
         if not self._read_only:

@@ -26,6 +26,8 @@ always above n, so from then on the request cannot be applied. Then
     the entry n exists      it was applied, whole; its czxid is the revision of all its members
     it does not             it never will be; its members go back to the head of the queue and are sent again
     the log is gone         the entry may have gone with it (see `zookeeper_history`): its members' outcome is unknown
+    the version is lower    the ensemble has lost writes that it had acknowledged, so nothing above can be relied on:
+                            the outcome is unknown, and the store goes back in time for everybody (`incarnation`)
 
 A fence that is late itself only makes the version grow once more: the next request fails at its first operation, which
 is definite, and is sent again with the right version. If the deadline of a member passes before all this is settled,
@@ -145,8 +147,9 @@ class _Log:
 class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
     """The only way in which applies of a store reach ZooKeeper.
 
-    `on_group` is called with the size of every group sent, `on_lost` when the reply to one was lost, `on_emptied` the
-    directories that may hold nothing any more.
+    `on_group` is called with the size of every group sent, `on_lost` when the reply to one was lost, `on_emptied` with
+    the directories that may hold nothing any more, `on_went_back` with what shows that the ensemble has lost writes
+    which it had acknowledged.
     """
 
     def __init__(
@@ -160,6 +163,7 @@ class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
         limits: RequestLimits,
         deadline_s: float,
         on_emptied: Callable[[str], None],
+        on_went_back: Callable[[str], None],
         on_group: Callable[[int], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
@@ -171,6 +175,7 @@ class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
         self._planner = planner
         self._limits = limits
         self._on_emptied = on_emptied
+        self._on_went_back = on_went_back
         self._on_group = on_group
         self._on_lost = on_lost
         self._planned: list[ZooKeeperApply] = []
@@ -555,10 +560,18 @@ class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
         self._log.kept.clear()
         self._log.kept_bytes = 0
         (home,) = await self._until_read(f"{self._paths.log}/{self._log.writer}")
-        if home is None:
+        if home is None or self._lost(self._log, home.stat.version):
             self._log = None
         else:
             self._log.version = home.stat.version
+
+    def _lost(self, log: _Log, version: int) -> bool:
+        """Whether the ensemble has lost a write of this log that it had acknowledged: the version would be higher."""
+        if version >= log.version:
+            return False
+        home = f"{self._paths.log}/{log.writer}"
+        self._on_went_back(f"the znode {home} was at version {log.version}, and now it is at version {version}")
+        return True
 
     # -- lost replies -------------------------------------------------------------------------------------------
 
@@ -586,7 +599,13 @@ class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
             for member in request.members:
                 member.fail(OutcomeUnknown("the log was removed before the lost request was settled"))
             return False
-        assert isinstance(fenced, Stat) and fenced.version > number
+        assert isinstance(fenced, Stat)
+        if self._lost(log, fenced.version - 1):
+            # The version that the request demands may be reached again.
+            self._log = None
+            for member in request.members:
+                member.fail(OutcomeUnknown("the store went back in time before the lost request was settled"))
+            return False
         if entry is not None:
             self._note_applied(request, entry.stat.czxid)
         else:

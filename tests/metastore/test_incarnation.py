@@ -117,6 +117,15 @@ async def test_a_store_that_went_back_is_refused_by_everybody(truth: MemoryStore
     assert [finding.key async for finding in StoreCheck(truth).findings()] == [paths.INCARNATION]
 
 
+async def test_a_store_that_lost_what_it_had_acknowledged_is_refused_by_everybody(truth: MemoryStore) -> None:
+    wrote, other = await Process(truth).start(), await Process(truth).start()
+    wrote.store.lost_writes = "a log is older than it was"
+    await wrote.guard.look()
+    await other.guard.look()
+    for process in (wrote, other):
+        assert process.store.refusal is not None and "went back in time: a log is older" in process.store.refusal
+
+
 async def test_what_a_watch_has_told_counts_as_seen(truth: MemoryStore) -> None:
     process = await Process(truth, seen=lambda: 9).start()
     await process.guard.look()

@@ -13,7 +13,7 @@ import pytest
 
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.backends.zookeeper_log import LogReader
-from metastore.backends.zookeeper_wire import Culprit
+from metastore.backends.zookeeper_wire import Culprit, Multi, MultiRead, delete_op, get_children
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.types import Absent, Applied, AtVersion, Batch, EmptyRange, FirstVersion
 from tests.metastore.zookeeper.conftest import OpenStore
@@ -206,3 +206,33 @@ async def test_no_duplicate_event_from_a_request_sent_again(
     async with store.watch("/", start + 1) as watch:
         applied = [await store.apply(store.batch().create(f"/{name}", b"")) for name in "abc"]
         assert [(await anext(watch)).revision for _ in applied] == [one.revision for one in applied]
+
+
+async def go_back(store: ZooKeeperStore) -> None:
+    """As an ensemble does that loses what it had acknowledged: the log of `store` is as it was at the beginning."""
+    ((writer,),) = await store._connection.ask(MultiRead([get_children(store._paths.log)]), store._deadline())
+    home = f"{store._paths.log}/{writer}"
+    (entries,) = await store._connection.ask(MultiRead([get_children(home)]), store._deadline())
+    lost = [delete_op(f"{home}/{entry}") for entry in entries]
+    (done,) = await store._connection.ask(
+        Multi([*lost, delete_op(home), store._paths.create(home, b"0")]), store._deadline()
+    )
+    assert not isinstance(done, Culprit)
+
+
+@pytest.mark.parametrize("faults", [[], [request_lost]], ids=["the next request", "a fence"])
+async def test_an_ensemble_that_forgets_what_it_acknowledged_is_told(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, faults: list[Fault]
+) -> None:
+    """The request of the fence might still arrive, and its version be reached again: it is neither denied nor sent
+    again."""
+    store = await open_store(zookeeper_server)
+    for _ in range(3):
+        await store.apply(store.batch().put("/a", b""))
+    assert store.lost_writes is None
+    await go_back(store)
+    inject(store, *faults)
+    (answer,) = await together(store, [store.batch().put("/b", b"")])
+    assert isinstance(answer, OutcomeUnknown if faults else Applied)
+    assert store.lost_writes is not None and "was at version 3, and now it is at version 0" in store.lost_writes
+    await store.apply(store.batch().create("/c", b""))

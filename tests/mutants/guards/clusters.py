@@ -72,6 +72,37 @@ CLUSTERS = (
         tests=("tests/metastore/zookeeper/test_lost_replies.py::test_every_member_gets_its_true_answer",),
     ),
     Mutant(
+        "zookeeper-loss-is-not-noticed",
+        "the version of a log that is lower than it was shows that the ensemble has lost writes",
+        _ZOOKEEPER,
+        "        if home is None or self._lost(self._log, home.stat.version):",
+        "        if home is None:",
+        tests=(
+            "tests/metastore/zookeeper/test_lost_replies.py::test_an_ensemble_that_forgets_what_it_acknowledged_is_told",
+        ),
+    ),
+    Mutant(
+        "zookeeper-fence-in-the-past",
+        "a request is not sent again if the ensemble may still reach the version that it demands",
+        _ZOOKEEPER,
+        "        if self._lost(log, fenced.version - 1):",
+        "        if self._lost(log, fenced.version - 1) and not request.members:",
+        tests=(
+            "tests/metastore/zookeeper/test_lost_replies.py::test_an_ensemble_that_forgets_what_it_acknowledged_is_told",
+        ),
+    ),
+    Mutant(
+        "lost-writes-are-not-told",
+        "a store that has lost what it acknowledged is refused by every process",
+        "metastore/incarnation.py",
+        "        if self._store.lost_writes is not None:",
+        "        if self._store.lost_writes is not None and not self.id:",
+        tests=(
+            "tests/metastore/test_incarnation.py::"
+            "test_a_store_that_lost_what_it_had_acknowledged_is_refused_by_everybody",
+        ),
+    ),
+    Mutant(
         "zookeeper-fence-lowers-the-floor",
         "the floor of a log says what may be gone, also after a fence",
         _ZOOKEEPER,
