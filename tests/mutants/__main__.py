@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutants.guards import GUARDS
-from tests.mutants.hunt import SEEDS, Found, hunt
+from tests.mutants.hunt import SEEDS, Found, give_up, hunt
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.protocol import PROTOCOL
 
@@ -29,9 +29,13 @@ def main() -> int:
     chosen = [mutant for mutant in (*PROTOCOL, *GUARDS) if not wanted or mutant.name in wanted]
     rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutant, found in zip(chosen, pool.map(hunt, chosen), strict=True):
-            rows.append((mutant, found))
-            _say(_row(mutant, found) if _is_caught(mutant, found) else f"{mutant.name}: NOT CAUGHT\n")
+        try:
+            for mutant, found in zip(chosen, pool.map(hunt, chosen), strict=True):
+                rows.append((mutant, found))
+                _say(_row(mutant, found) if _is_caught(mutant, found) else f"{mutant.name}: NOT CAUGHT\n")
+        except KeyboardInterrupt:
+            give_up()
+            raise
     missed = [mutant.name for mutant, found in rows if not _is_caught(mutant, found)]
     if missed:
         _say(f"not caught: {', '.join(missed)}\n")

@@ -7,6 +7,7 @@ kept in build/mutants under the digest of the mutated source, so that a run whic
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,20 +133,42 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | None:
-    """None when all pass, or none has failed within `at_most_s`; one that waits for ever fails after half of that."""
+    """None when all pass, or none has failed within `at_most_s`; one that waits for ever fails after half of that.
+    Nothing that they have started stays behind, whatever a mutant does to those who stop it."""
     patience = ("--timeout", str(at_most_s // 2), "--timeout-method", "signal")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *patience, *tests]
-    run = subprocess.Popen(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    _GROUPS.add(run.pid)
     try:
         told, errors = run.communicate(timeout=at_most_s)
     except subprocess.TimeoutExpired:
         _interrupt(run)
         return None
+    finally:
+        _GROUPS.discard(run.pid)
+        _end(run.pid)
     if run.returncode == 0:
         return None
     failed = _FAILED.search(told)
     assert failed, f"these tests did not run:\n{told[-2000:]}{errors[-2000:]}"
     return failed[1]
+
+
+_GROUPS: set[int] = set()
+"""Of the processes that look for mutants now. Ctrl-C does not reach them."""
+
+
+def give_up() -> None:
+    """End all that looks for mutants now."""
+    for group in list(_GROUPS):
+        _end(group)
+
+
+def _end(group: int) -> None:
+    with suppress(ProcessLookupError):  # nobody of it is left
+        os.killpg(group, signal.SIGKILL)
 
 
 def _interrupt(run: subprocess.Popen[str]) -> None:
