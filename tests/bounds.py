@@ -68,6 +68,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.broker.placement._MOVES_OF_A_DRAIN": (1, 2),
     "participants.topic.deletion._OPS_PER_READ": (1, 5),
     "participants.topic.messages.BROWSE_BYTES": (1, 500),
+    "participants.topic.messages.BROWSE_MS": (0, 20),
     "participants.api.routes.ANSWER_BYTES": (1, 500),
     "participants.api.frames_response.CHUNK_BYTES": (100, 1_000),
     "participants.api.frames_response.SMALL_BYTES": (1, 500),

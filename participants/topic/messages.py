@@ -41,6 +41,9 @@ from participants.topic.reading import (
 
 BrowsePlaces = dict[str, tuple[Position, int]]
 """By segment, the entry up to which a reader has come, and the number of messages taken from the entry after it."""
+BROWSE_MS = 2_000
+"""After this time a page ends, if it has a message. Entries that were published one by one lie in as many small
+objects, and a page of nothing but these would take minutes: its reader would give up, and ask for it again."""
 _TAKES_NO_MORE = (errors.TransactionConflict, errors.ExpiredTransaction, errors.TransactionNotFound)
 
 
@@ -264,6 +267,8 @@ class Messages:
         """Read the segments in the order of the layout, in which parents come before their children. A child is read
         once its parents have been read to their end, so that the messages of a key come in the order in which they were
         written. Returns also whether there was more to read."""
+        loop = asyncio.get_running_loop()
+        late_s = loop.time() + BROWSE_MS / 1000
         found: list[Browsed] = []
         room, more = sys.maxsize if limit is None else limit, False
         unread: set[str] = set()
@@ -273,7 +278,7 @@ class Messages:
                 continue
             at, taken = places.get(segment.id, (start_of(segment), 0))
             end = False
-            while not end and room > 0 and (room_bytes > 0 or not found):
+            while not end and room > 0 and not (found and (room_bytes <= 0 or loop.time() >= late_s)):
                 page = await read_page(segment, at, max(1, min(room_bytes, BROWSE_BYTES)), isolation, revision)
                 end = page.end
                 for frame in page.frames:

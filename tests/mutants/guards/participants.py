@@ -17,6 +17,22 @@ _TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
 PARTICIPANTS = (
     Mutant(
+        "page-without-an-end-in-time",
+        "a page that has a message ends when its time is over",
+        "participants/topic/messages.py",
+        "(room_bytes <= 0 or loop.time() >= late_s)",
+        "room_bytes <= 0",
+        tests=("tests/participants/api/test_pages.py::test_a_page_whose_time_is_over_ends_with_its_next_entry",),
+    ),
+    Mutant(
+        "page-ends-before-its-first-message",
+        "a page whose time is over goes on until it has a message",
+        "participants/topic/messages.py",
+        "not (found and (room_bytes <= 0 or loop.time() >= late_s))",
+        "not (loop.time() >= late_s or (found and room_bytes <= 0))",
+        tests=("tests/participants/api/test_pages.py::test_a_page_whose_time_is_over_ends_with_its_next_entry",),
+    ),
+    Mutant(
         "former-owner-deletes-what-is-planned",
         "5.13: a planned ledger is deleted by an owner that has read the plan while it was the owner",
         _ROLLING,

@@ -11,6 +11,7 @@ import asyncio
 import pytest
 
 from metatxn.wire.batches import pack_batch, packed_message
+from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, FrameError, PayloadKind
 from metatxn.wire.pages import decode_page
@@ -19,7 +20,7 @@ from tests.participants.api.test_batches import append as append_batch
 from tests.participants.api.test_rest import append, assert_problem, send
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.pages import read_all, read_page
-from tests.participants.segment.world import World
+from tests.participants.segment.world import World, released
 
 
 async def test_a_page_has_the_entries_of_all_segments_as_they_are_stored(process: BrokerProcess) -> None:
@@ -49,6 +50,28 @@ async def test_a_page_has_as_many_entries_as_fit_and_at_least_one(process: Broke
         assert head.more == (sum(map(len, pages)) < len(sizes))
         after = {"after": head.next}
     assert pages == [[100, 100], [5_000], [100, 100]]
+
+
+async def test_a_page_whose_time_is_over_ends_with_its_next_entry(
+    process: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that has none yet goes on: to a reader, one without messages is the end of the topic."""
+    monkeypatch.setattr("participants.topic.messages.BROWSE_BYTES", 1)
+    monkeypatch.setattr("participants.topic.messages.BROWSE_MS", 0)
+    (segment,) = await process.create("t")
+    aborted = await world.begin()
+    for _ in range(3):
+        await send(process, "t", {"value": "hidden"}, txn_id=str(aborted))
+    await world.abort(aborted)
+    await released(await process.broker.segment(segment), aborted)
+    for number in range(4):
+        await send(process, "t", {"value": number})
+    after: dict[str, str] = {}
+    for number in range(4):
+        head, (entry,) = await read_page(process.http, "t", **after)
+        assert messages_of(entry.frame)[1] == [number]
+        after = {"after": head.next}
+    assert not (await read_page(process.http, "t", **after))[1]
 
 
 async def test_a_reader_goes_on_in_the_middle_of_an_entry_and_ends_at_the_end_of_one(process: BrokerProcess) -> None:
