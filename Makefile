@@ -3,7 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Debian's Python is built with what profiles tell of it. One that pyenv has built is not, and takes a fifth longer.
+DEBIAN_PYTHON := $(shell /usr/bin/python3.11 -c 'import ensurepip, venv' 2>/dev/null && echo /usr/bin/python3.11)
+PYTHON ?= $(or $(DEBIAN_PYTHON),$(shell command -v python3.11 || command -v python3))
 export PYTHON
 VENV := .venv
 BIN := $(VENV)/bin
