@@ -356,7 +356,19 @@ def peek_all(buffer: bytes | memoryview) -> Iterator[RawFrame]:
 
 def check_crcs(buffer: bytes | memoryview) -> None:
     """Raises the errors of `peek` unless the buffer is whole frames, one after another. What is in them is not looked
-    at, which takes a tenth of the time."""
+    at, which takes a tenth of the time.
+
+    The first loop passes what is plainly right, in half the time of `_bounds`. That says what is wrong with the rest.
+    """
     view, offset = memoryview(buffer), 0
-    while offset < len(view):
+    size, prefix_at, head_bytes = len(view), _PREFIX.unpack_from, _PREFIX.size
+    least, most = _FIXED.size, MAX_FRAME_BYTES - _PREFIX.size
+    while offset + MIN_FRAME_BYTES <= size:
+        length, crc = prefix_at(view, offset)
+        start = offset + head_bytes
+        end = start + length
+        if not least <= length <= most or end > size or crc32(view[start:end]) != crc:
+            break
+        offset = end
+    while offset < size:
         _, offset = _bounds(view, offset)

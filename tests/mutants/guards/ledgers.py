@@ -99,6 +99,14 @@ LEDGERS = (
         tests=("tests/participants/ledger/test_frames.py::test_a_flipped_bit_is_noticed",),
     ),
     Mutant(
+        "crcs-of-nothing",
+        "an area of zero bytes is no frame, although it matches its CRC",
+        "metatxn/wire/frames.py",
+        "if not least <= length <= most or",
+        "if length > most or",
+        tests=("tests/participants/ledger/test_frames.py::test_checking_crcs_finds_what_peeking_finds",),
+    ),
+    Mutant(
         "lost-storage-id-is-made-again",
         "a storage that has lost its id is not a new one: its ledgers would be orphans",
         "participants/ledger/local.py",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from metatxn.wire.frames import (
     FrameError,
     IncompleteFrame,
     PayloadKind,
+    check_crcs,
     decode_frame,
     decode_frames,
     draft,
@@ -72,6 +74,33 @@ def test_round_trip(frame: Frame) -> None:
 @given(st.lists(FRAMES, max_size=5))
 def test_frames_follow_each_other(frames: list[Frame]) -> None:
     assert list(decode_frames(b"".join(map(encode_frame, frames)))) == frames
+
+
+@given(st.lists(FRAMES, min_size=1, max_size=3), st.data())
+def test_checking_crcs_finds_what_peeking_finds(frames: list[Frame], data: st.DataObject) -> None:
+    """Also of half a frame, and of zero bytes between two, which are their own CRC."""
+    encoded = list(map(encode_frame, frames))
+    assert error_of(check_crcs, b"".join(encoded)) is None
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    match data.draw(st.sampled_from(["flipped", "cut", "zeros before it"])):
+        case "flipped":
+            flipped = bytearray(encoded[at])
+            flipped[data.draw(st.integers(0, len(flipped) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+            encoded[at] = bytes(flipped)
+        case "cut":
+            encoded[at] = encoded[at][: data.draw(st.integers(0, len(encoded[at]) - 1))]
+        case _:
+            encoded.insert(at, bytes(8 * data.draw(st.integers(1, 8))))
+    raw = b"".join(encoded)
+    assert error_of(check_crcs, raw) == error_of(lambda found: list(peek_all(found)), raw)
+
+
+def error_of(read: Callable[[bytes], object], raw: bytes) -> str | None:
+    try:
+        read(raw)
+    except FrameError as error:
+        return repr(error)
+    return None
 
 
 @given(FRAMES, st.binary(max_size=20))
