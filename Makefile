@@ -28,7 +28,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-capacity bench-console bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test ops-test dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-capacity bench-console bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test object-store-test ops-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -205,6 +205,14 @@ helm-test: setup  ## Lint and render the Helm chart, and validate it by Kubernet
 	@[ -x "$(HELM)" ] || GOBIN=$(abspath build/helm) go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 	$(BIN)/python -m pip install --quiet --editable '.[helm]'
 	$(BIN)/python -m tests.helm $(HELM)
+
+S3_SERVER ?= $(abspath build/versitygw/versitygw)
+VERSITYGW_VERSION := v1.8.0
+
+object-store-test: setup  ## Ledgers in a real S3 server, Versity's gateway: their contract, faults, a kill -9 (needs Go, or S3_SERVER=its program)
+	scripts/install-debian-packages etcd
+	@[ -x "$(S3_SERVER)" ] || GOBIN=$(abspath build/versitygw) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
+	S3_SERVER=$(S3_SERVER) $(BIN)/python -m pytest -k s3 $(addprefix tests/participants/,ledger/with_real_s3.py ledger/test_contract.py ledger/test_faulty_s3.py processes/test_brokers.py)
 
 ops-test: setup  ## A real Prometheus scrapes a real cluster: each alert fires by its fault, made for real (root, for a small disk)
 	$(BIN)/python -m tests.ops
