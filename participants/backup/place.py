@@ -6,6 +6,8 @@
         ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/<first>-<end>-<crc>     frames, for all backups
         ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/hidden.<generation>     an index of hidden entries
 
+Each object is synced before one that names it is written: what a complete backup names survives a power failure.
+
 No object changes, and an object with another content has another name. So several backups use the same ones, and two
 that run at the same time do no harm to each other.
 """
@@ -52,12 +54,14 @@ class BackupPlace:
 
     async def complete(self, manifest: Manifest) -> None:
         """The backup counts from now on. Raises `FileExistsError` if there is one of this name."""
-        await self._bucket.create(f"{_BACKUPS}/{manifest.id}/{MANIFEST}", manifest.to_bytes())
+        name = f"{_BACKUPS}/{manifest.id}/{MANIFEST}"
+        await self._bucket.create(name, manifest.to_bytes())
+        await self._bucket.sync(name)
 
     # -- records -------------------------------------------------------------------------------------------------
 
     async def put_page(self, backup: str, number: int, content: bytes) -> None:
-        await self._bucket.put(f"{_BACKUPS}/{backup}/records.{number}", content)
+        await self._put(f"{_BACKUPS}/{backup}/records.{number}", content)
 
     async def page(self, manifest: Manifest, number: int) -> bytes:
         """Raises `BackupDamaged`."""
@@ -67,18 +71,22 @@ class BackupPlace:
     # -- ledgers -------------------------------------------------------------------------------------------------
 
     async def put_chunk(self, ledger: LedgerCopy, chunk: Chunk, content: memoryview) -> None:
-        await self._bucket.put(_chunk_name(ledger, chunk), content)
+        await self._put(_chunk_name(ledger, chunk), content)
 
     async def chunk(self, ledger: LedgerCopy, chunk: Chunk) -> bytes:
         """Raises `BackupDamaged`."""
         return await self._checked(_chunk_name(ledger, chunk), chunk.bytes, chunk.crc32)
 
     async def put_hidden(self, ledger: LedgerCopy, content: bytes) -> None:
-        await self._bucket.put(_hidden_name(ledger), content)
+        await self._put(_hidden_name(ledger), content)
 
     async def hidden(self, ledger: LedgerCopy) -> bytes:
         """Raises `BackupDamaged`."""
         return await self._checked(_hidden_name(ledger), None, ledger.hidden_crc32)
+
+    async def _put(self, name: str, content: bytes | memoryview) -> None:
+        await self._bucket.put(name, content)
+        await self._bucket.sync(name)
 
     async def _checked(self, name: str, size: int | None, crc: str | None) -> bytes:
         try:

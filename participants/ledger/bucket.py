@@ -8,14 +8,16 @@ acknowledged. S3 (since 2024, also compatible servers that support `If-None-Matc
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import ObjectStore, from_url
+from obstore.store import LocalStore, ObjectStore, from_url
 
 from participants.ledger.storage import StorageFailed, StorageRefused
 
@@ -69,6 +71,13 @@ class Bucket:
         with _failures(f"cannot write {name}"):
             await obstore.put_async(self._store, name, content, mode="overwrite", use_multipart=False)
 
+    async def sync(self, name: str) -> None:
+        """Make an object that was put survive a power failure. A service is trusted to have done so before it answered;
+        in a directory the file and the directories above it are synced. Raises `StorageFailed`."""
+        if isinstance(self._store, LocalStore) and self._store.prefix is not None:
+            with _failures(f"cannot sync {name}"):
+                await asyncio.to_thread(_sync_file, Path(self._store.prefix), name)
+
     async def move(self, name: str, target: str) -> None:
         """Move an object. Raises `FileNotFoundError`, and `StorageFailed` if it may be at both places."""
         with _failures(f"cannot move {name}"):
@@ -108,6 +117,21 @@ class Bucket:
                     await obstore.delete_async(self._store, name)
             except FileNotFoundError:
                 continue
+
+
+def _sync_file(root: Path, name: str) -> None:
+    """With the directory that has the root, because that may be new, too. Who may not read it has not made the root."""
+    path = root / name
+    for each in (path, *path.parents):
+        if each == root.parent and not os.access(each, os.R_OK):
+            return
+        fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        if each == root.parent:
+            return
 
 
 @contextmanager

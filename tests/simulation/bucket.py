@@ -76,6 +76,9 @@ class SimulatedBucket(Bucket):
             lambda: {name: len(content[name]) for name in sorted(content) if name.startswith(prefix)}
         )
 
+    async def sync(self, name: str) -> None:
+        """What was put stays, whatever dies."""
+
     async def put(self, name: str, content: bytes | memoryview) -> None:
         await self._may_fail(f"put {name}")
         await self._travel(lambda: self._objects.content.update({name: bytes(content)}))

@@ -92,6 +92,14 @@ BACKUPS = (
         tests=(f"{_PLACES}::test_damage_to_an_open_ledger_is_no_shorter_backup",),
     ),
     Mutant(
+        "backup-that-a-power-failure-takes",
+        "a backup counts once all that it names is on the device",
+        "participants/backup/place.py",
+        "        await self._bucket.put(name, content)\n        await self._bucket.sync(name)\n",
+        "        await self._bucket.put(name, content)\n",
+        tests=(f"{_PLACES}::test_in_a_directory_all_that_a_backup_names_is_synced_before_it_counts",),
+    ),
+    Mutant(
         "decided-headers-are-written-once",
         "a restored decision is a decision to everybody",
         "participants/backup/loading.py",

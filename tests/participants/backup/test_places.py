@@ -5,7 +5,9 @@ Method: as in `test_cut`. Single objects of the place are changed.
 
 from __future__ import annotations
 
+import os
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -230,3 +232,26 @@ async def test_what_was_damaged_on_its_way_is_read_again(case: BackupCase, monke
     with pytest.raises(LedgerCorrupt, match="is damaged between the entries"):
         await case.take()
     assert len(await case.place.ids()) == 1
+
+
+async def test_in_a_directory_all_that_a_backup_names_is_synced_before_it_counts(
+    case: BackupCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+
+    def fsync(fd: int) -> None:
+        name = os.path.relpath(Path(f"/proc/self/fd/{fd}").readlink(), root)
+        synced.add(name)
+        if name.endswith("/manifest"):
+            assert {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} <= synced
+
+    root = tmp_path / "new" / "backups"
+    segment = await case.begin()
+    await publish(segment, "a")
+    case.place = BackupPlace(Bucket.open(f"file://{root}"))
+    monkeypatch.setattr("participants.ledger.bucket.os.fsync", fsync)
+    manifest = await case.take()
+    assert f"backups/{manifest.id}/manifest" in synced
+    directories = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
+    assert directories | {".", ".."} <= synced
+    assert await case.problems(manifest) == []
