@@ -415,11 +415,13 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         call = seek_call(topic, subscription, to, revision, force=force)
         return parsed(SeekAnswer, await self._connection.home_of(topic, call))
 
-    async def preview_seek(self, topic: str, subscription: str, to: SeekTarget) -> SeekPreview:
+    async def preview_seek(
+        self, topic: str, subscription: str, to: SeekTarget | None = None, *, revision: int | None = None
+    ) -> SeekPreview:
         """What `seek` would do now, by segment: how many messages it would deliver, how many of them again, and how
         many it would never deliver; and for which open transactions it would be refused. Nothing changes. Raises
         `NotFound`."""
-        call = seek_call(topic, subscription, to, preview=True)
+        call = seek_call(topic, subscription, to, revision, preview=True)
         return parsed(SeekPreview, await self._connection.home_of(topic, call))
 
     async def redrive(self, topic: str, subscription: str, limit: int | None = None, *, for_s: float = math.inf) -> int:

@@ -163,9 +163,7 @@ def seek(
     target = seek_target(to, positions or []) if revision is None else None
     with session.connect() as client:
         if preview:
-            if target is None:
-                raise CliError("--preview tells nothing of a --revision. Use --to or --position, or leave it out.")
-            show_preview(session, client.preview_seek(topic, subscription, target))
+            show_preview(session, client.preview_seek(topic, subscription, target, revision=revision))
             return
         moved = client.seek(topic, subscription, target, revision=revision, force=force)
         if moved.aborted and not session.json:

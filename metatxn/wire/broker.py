@@ -803,30 +803,15 @@ class AckMessagesAnswer(BaseModel):
 
 
 class SeekPlace(RequestBody):
-    """Exactly one of `to`, `at_ms` (milliseconds since 1970) and `positions` (by segment, the first entry to be
-    delivered; for every segment of the topic)."""
+    """Exactly one of `to`, `at_ms` (milliseconds since 1970), `positions` (by segment, the first entry to be delivered;
+    for every segment of the topic) and `revision` (of the store: what a snapshot there shows has passed)."""
 
     model_config = example(at_ms=1_700_000_000_000)
 
     to: Literal["earliest", "latest"] | None = None
     at_ms: Annotated[int, Field(ge=0, le=MAX_TIME_MS)] | None = None
     positions: Annotated[dict[Text, Text], Field(min_length=1, max_length=10_000)] | None = None
-
-    @model_validator(mode="after")
-    def _one_of(self) -> Self:
-        if [self.to, self.at_ms, self.positions].count(None) != 2:
-            raise ValueError("give exactly one of `to`, `at_ms` and `positions`")
-        return self
-
-
-class SeekRequest(SeekPlace):
-    """As `SeekPlace`, or a `revision` of the store: what a snapshot there shows has passed. `force` aborts open
-    transactions that have acknowledged messages."""
-
-    model_config = example(at_ms=1_700_000_000_000, force=False)
-
     revision: Annotated[int, Field(ge=0, le=MAX_REVISION)] | None = None
-    force: bool = False
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -835,13 +820,22 @@ class SeekRequest(SeekPlace):
         return self
 
 
+class SeekRequest(SeekPlace):
+    """As `SeekPlace`. `force` aborts open transactions that have acknowledged messages."""
+
+    model_config = example(at_ms=1_700_000_000_000, force=False)
+
+    force: bool = False
+
+
 SEEK_PREVIEW_SEGMENT = {"segment": _SEGMENT, "position": "7:0", "messages": 12, "again": 9, "skipped": 0}
 
 
 class SeekPreviewSegment(BaseModel):
     """What a seek would do on one segment. `position` is where the subscription would begin. Of the messages that can
-    be read now, `messages` are from there on and would be delivered; `again` are those of them that are acknowledged;
-    `skipped` are those before it that are not acknowledged, and would never be delivered."""
+    be read now, `messages` are from there on and would be delivered (without those of transactions that a snapshot at
+    the `revision` shows); `again` are those of them that are acknowledged; `skipped` are all others that are not
+    acknowledged, and would never be delivered."""
 
     model_config = example(**SEEK_PREVIEW_SEGMENT)
 

@@ -3,10 +3,13 @@ segments and asks no other broker."""
 
 from __future__ import annotations
 
+from itertools import starmap
+
 from fastapi import APIRouter
 from fastapi.responses import Response
 
 from metatxn.service.http import Caller, problems
+from metatxn.wire import errors
 from metatxn.wire.broker import (
     SEEK_PREVIEW_SEGMENT,
     SUBSCRIPTION_SEGMENT,
@@ -31,6 +34,7 @@ from participants.api.subscription_requests import (
 )
 from participants.broker.broker import Broker
 from participants.subscription.home import Home
+from participants.subscription.places import Place, Span, Start
 from participants.subscription.share import TakeRequest, WaitRequest
 from participants.subscription.taking import Taker
 from participants.topic.share_models import SharePreviewRequest, ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
@@ -128,7 +132,26 @@ def _add_look_route(api: APIRouter, subscriptions: Subscriptions) -> None:
     ) -> list[SeekPreviewSegment]:
         """Get what a seek would do on the segments that this broker owns."""
         share = await subscriptions.share(topic, subscription, sorted(request.positions), request.incarnation)
-        return await share.preview(places(request.positions))
+        return await share.preview(_starts(request))
+
+
+def _starts(request: SharePreviewRequest) -> dict[str, Start]:
+    """Raises INVALID_ARGUMENT."""
+    try:
+        acked = {name: tuple(starmap(_span, ranges)) for name, ranges in request.acked.items()}
+    except ValueError as error:
+        raise errors.invalid_field("acked", str(error)) from None
+    return {
+        name: Start(Place.at(position), acked.get(name, ())) for name, position in places(request.positions).items()
+    }
+
+
+def _span(start: str, end: str) -> Span:
+    """Raises `ValueError`, also for a range that contains nothing: a set of ranges cannot have it."""
+    found = Span(Place.parse(start), Place.parse(end))
+    if found.start >= found.end:
+        raise ValueError(f"{start} is not before {end}")
+    return found
 
 
 def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:

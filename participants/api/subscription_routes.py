@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -126,11 +125,11 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         after it is delivered, again or for the first time."""
         if request.force:
             caller.require("admin", topic)
-        target = replace(_target(request), revision=request.revision)
-        moved, aborted = await subscriptions.seek(topic, subscription, target, force=request.force, authorization=shown)
+        target, force = _target(request), request.force
+        moved, aborted = await subscriptions.seek(topic, subscription, target, force=force, authorization=shown)
         return SeekAnswer(**(await _info(moved, shown)).model_dump(), aborted=aborted)
 
-    @api.post("/seek/preview", responses=problems(ErrorCode.NOT_FOUND, 307, 422, 503))
+    @api.post("/seek/preview", responses=problems(ErrorCode.NOT_FOUND, ErrorCode.POSITION_TRIMMED, 307, 422, 503))
     async def preview_seek(topic: TopicPath, subscription: NamePath, request: SeekPlace, shown: Shown) -> SeekPreview:
         """Tell what a seek would do now, and change nothing: what would be delivered again, what never, and which open
         transactions it would be refused for."""
@@ -139,7 +138,8 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
 
 
 def _target(request: SeekPlace) -> Target:
-    return Target(request.to, request.at_ms, places(request.positions) if request.positions else None)
+    positions = places(request.positions) if request.positions else None
+    return Target(request.to, request.at_ms, positions, request.revision)
 
 
 def _add_drop_route(api: APIRouter, subscriptions: Subscriptions) -> None:

@@ -32,7 +32,7 @@ from participants.subscription.home import NO_HOME, Home
 from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import PendingAckStore
-from participants.subscription.places import START, Place, Span, entry_span
+from participants.subscription.places import START, Place, Span, Start, entry_span
 from participants.subscription.ranges import RangeSet
 from participants.subscription.taking import FIRST_ATTACHED, Chosen, DeliveredMessage, Taker, Taking, share_bytes
 
@@ -77,8 +77,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What would become of the messages that can be read if the subscription began at `place`: those from there on, so
-    many of which are acknowledged now, and those before it that are not."""
+    """What would become of the messages that can be read if the subscription began at `place`: those that would be
+    delivered, so many of which are acknowledged now, and those that would not and are not acknowledged."""
 
     place: Place
     messages: int
@@ -494,29 +494,31 @@ class Dispatch:
                     found.pending[holder] += messages
         return found
 
-    async def moved(self, place: Place) -> Moved:
-        """What a move to `place` would do now. What was read is counted in memory, as by `counts`."""
+    async def moved(self, to: Start) -> Moved:
+        """What a move there would do now. What was read is counted in memory, as by `counts`."""
         while True:
             with suppress(errors.PositionTrimmed):
-                return await self._moved(place)
+                return await self._moved(to)
 
-    async def _moved(self, place: Place) -> Moved:
+    async def _moved(self, to: Start) -> Moved:
         self._assert_serving()
         start = self._segment.ledgers.start
         self._skip_to(START, Place.behind(start))
         end = max(Place.behind(self._view.end), Place.behind(start))
-        place = min(max(place, Place.behind(start)), end)
+        place = min(max(to.place, Place.behind(start)), end)
         at = max(self._deliveries.next_read, self._cursor.mark_delete)
-        skipped = self._deliveries.count(Span(START, place))
-        left = len(self._deliveries) - skipped
-        before = list(self._cursor.gaps(Span(at, place))) if at < place else []
-        after = list(self._cursor.gaps(Span(max(at, place), end))) if max(at, place) < end else []
+        given = list(Cursor(place, [(place, to.acked)]).gaps(Span(place, end)))
+        kept = [span for each in given for span in self._cursor.gaps(Span(max(at, each.start), each.end))]
+        unread = list(self._cursor.gaps(Span(at, end)))
+        left, skipped = sum(map(self._deliveries.count, given)), len(self._deliveries)
         # From here on nothing is looked at that could change meanwhile.
-        bounds = {place, end, *(bound for span in (*before, *after) for bound in span)}
-        sums = await self._message_counts.before(bounds, start)
-        skipped += sum(sums[span.end] - sums[span.start] for span in before)
-        left += sum(sums[span.end] - sums[span.start] for span in after)
-        messages = sums[end] - sums[place]
+        sums = await self._message_counts.before({each for span in (*given, *kept, *unread) for each in span}, start)
+
+        def counted(spans: Iterable[Span]) -> int:
+            return sum(sums[span.end] - sums[span.start] for span in spans)
+
+        messages, left = counted(given), left + counted(kept)
+        skipped += counted(unread) - left
         return Moved(place, messages, messages - left, skipped)
 
     @property

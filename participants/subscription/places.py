@@ -74,6 +74,9 @@ class Start(NamedTuple):
     acked: tuple[Span, ...] = ()
 
 
+EARLIEST = Start(START)
+
+
 def message_span(position: Position, index: int, size: int, last: int | None = None) -> Span:
     """The span of message `index` of an entry that has `size` messages, or of all from it up to `last`."""
     last = index if last is None else last

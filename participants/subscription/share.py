@@ -19,7 +19,7 @@ from metatxn.wire.position import Position
 from participants.subscription.dispatch import Blocking, Redelivered
 from participants.subscription.home import Home
 from participants.subscription.pending_acks import Ack
-from participants.subscription.places import START, Place
+from participants.subscription.places import EARLIEST, Start
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
 from participants.subscription.taking import FIRST_ATTACHED, DeliveredMessage, Taker
 
@@ -262,9 +262,9 @@ class LocalShare:
     async def look(self) -> list[SubscriptionSegment]:
         return [await _shown(part) for part in self._parts.values()]
 
-    async def preview(self, positions: Mapping[str, Position]) -> list[SeekPreviewSegment]:
-        """What a move to these positions would do; a segment that is missing would begin with its earliest entry."""
-        return [await _preview(part, positions.get(name)) for name, part in self._parts.items()]
+    async def preview(self, starts: Mapping[str, Start]) -> list[SeekPreviewSegment]:
+        """What a move there would do; a segment that is missing would begin with its earliest entry."""
+        return [await _preview(part, starts.get(name, EARLIEST)) for name, part in self._parts.items()]
 
 
 def _has_news(part: SegmentSubscription, wanted: WaitRequest) -> bool:
@@ -300,8 +300,8 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
     )
 
 
-async def _preview(part: SegmentSubscription, position: Position | None) -> SeekPreviewSegment:
-    found = await part.dispatch.moved(START if position is None else Place.at(position))
+async def _preview(part: SegmentSubscription, start: Start) -> SeekPreviewSegment:
+    found = await part.dispatch.moved(start)
     return SeekPreviewSegment(
         segment=part.segment.id,
         position=str(found.place.position),

@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 from metastore.versions import ClusterVersion, Feature
 from metatxn.wire.broker import RedeliverAnswer, SeekPreviewSegment, SubscriptionSegment
 from metatxn.wire.names import MessageId
-from metatxn.wire.position import Position
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
 from participants.subscription.dispatch import Redelivered
+from participants.subscription.places import Start
 from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest, WaitRequest
 from participants.subscription.taking import DeliveredMessage
 from participants.topic.share_models import SharePreviewRequest, ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
@@ -100,10 +100,12 @@ class RemoteShare:
         answer = await self._peer.request("GET", self._path(), self._name, reads=True)
         return _SEGMENTS.validate_json(answer.body)
 
-    async def preview(self, positions: Mapping[str, Position]) -> list[SeekPreviewSegment]:
+    async def preview(self, starts: Mapping[str, Start]) -> list[SeekPreviewSegment]:
+        here = {name: start for name, start in starts.items() if name in self.segments}
         request = SharePreviewRequest(
             incarnation=self._definition.record.incarnation,
-            positions={name: str(place) for name, place in positions.items() if name in self.segments},
+            positions={name: str(start.place.position) for name, start in here.items()},
+            acked={name: [[str(a), str(b)] for a, b in start.acked] for name, start in here.items() if start.acked},
         )
         return _PREVIEW.validate_json(await self._post("preview", request.model_dump(), reads=True))
 

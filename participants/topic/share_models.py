@@ -66,9 +66,10 @@ class ShareWaitRequest(RequestBody):
 
 class SharePreviewRequest(RequestBody):
     """What a move of this incarnation to these positions would do; a segment that is missing would begin with its
-    earliest entry."""
+    earliest entry. `acked` has ranges of places behind its position that would count as acknowledged."""
 
-    model_config = example(incarnation=1, positions={_SEGMENT: "7:0"})
+    model_config = example(incarnation=1, positions={_SEGMENT: "7:0"}, acked={_SEGMENT: [["7:4:0", "7:6:0"]]})
 
     incarnation: int
     positions: dict[Name, Text] = Field(default_factory=dict)
+    acked: dict[Name, list[Annotated[list[Text], Field(min_length=2, max_length=2)]]] = Field(default_factory=dict)

@@ -148,8 +148,7 @@ class Subscriptions:
         starts = await starts_of(target, self._broker, topic, authorization)
         shares = await self._shares(topic, name, authorization)
         shares.assert_complete()
-        wanted = {segment: start.place.position for segment, start in starts.items()}
-        parts = await asyncio.gather(*(share.preview(wanted) for share in shares.all))
+        parts = await asyncio.gather(*(share.preview(starts) for share in shares.all))
         segments = (await self._broker.topic(topic)).segments
         holders = await open_holders(self._broker.store, shares.definition, segments)
         order = {segment: number for number, segment in enumerate(segments)}

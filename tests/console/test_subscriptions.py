@@ -128,6 +128,9 @@ def test_transactions_in_the_way_are_named_and_aborted_only_if_asked_for(
         txn = client.begin(timeout_ms=600_000)
         consumer.acknowledge(message, txn)
         path = "/topics/in-the-way/subscriptions/s/seek"
+        revision = client.begin().commit().revision
+        shown = sender.get(f"{path}?to=revision&at={revision}").text
+        assert f"Move it to revision {revision}?" in shown and "2 messages" in shown
         shown = sender.get(f"{path}?to=time&at=2001-01-01T00:00:00Z").text
         assert txn.id in shown and 'name="force"' in shown
         assert sender.post(path, to="earliest").status_code == 409
@@ -139,9 +142,11 @@ def test_transactions_in_the_way_are_named_and_aborted_only_if_asked_for(
 @pytest.mark.parametrize(
     ("path", "fields", "status", "words"),
     [
-        ("seek", {}, 422, "is not earliest, latest or time"),
+        ("seek", {}, 422, "is not earliest, latest, time or revision"),
         ("seek", {"to": "time", "at": "soon"}, 422, "is no time like"),
         ("seek", {"to": "time", "at": "2026-03-02T09:04:00"}, 422, "has no time zone"),
+        ("seek", {"to": "revision", "at": "-1"}, 422, "is no revision"),
+        ("seek", {"to": "revision", "at": "9" * 15}, 422, "in the future"),
         ("redrive", {}, 422, "sure: confirm"),
         ("redrive", {"sure": "yes"}, 422, "has no dead-letter topic"),
     ],

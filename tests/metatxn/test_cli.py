@@ -158,6 +158,8 @@ def test_a_topic_and_a_subscription_are_read_from_a_time_on(ask: Callable[..., A
     place = f"{segment['segment']}=1:0"
     assert ask("subscription", "seek", topic, "s", "--position", place)["segments"][0]["backlog"] == 1
     revision = str(ask("status")["store"]["revision"])
+    (told,) = ask("subscription", "seek", topic, "s", "--revision", revision, "--preview")["segments"]
+    assert (told["messages"], told["again"], told["skipped"]) == (1, 0, 0)
     assert ask("subscription", "seek", topic, "s", "--revision", revision)["segments"][0]["backlog"] == 1
     assert "future" in error_line(cli("subscription", "seek", topic, "s", "--revision", "99999999"))
     for wrong in (["--to", "noon"], ["--to", "2026-11-22T10:00:00"], [], ["--position", "1:0"], ["--to", "99999999d"]):

@@ -25,7 +25,8 @@ async def preview(visit: Visit) -> Response:
     """What a move would do, and the form that makes it. It changes nothing."""
     topic, name = visit.part("topic"), visit.part("subscription")
     place = {"to": visit.query("to"), "at": visit.query("at")}
-    told = await visit.client.preview_seek(topic, name, _target(place))
+    to, revision = _target(place)
+    told = await visit.client.preview_seek(topic, name, to, revision=revision)
     totals = {number: sum(getattr(each, number) for each in told.segments) for number in NUMBERS}
     return visit.page(
         "seek.html",
@@ -34,7 +35,7 @@ async def preview(visit: Visit) -> Response:
         segments=told.segments[:MOST_SEGMENTS],
         more=len(told.segments) - MOST_SEGMENTS,
         place=place,
-        where=ENDS.get(place["to"]) or f"{place['at']}",
+        where=ENDS.get(place["to"]) or (place["at"] if revision is None else f"revision {revision}"),
         may_change=may_consume(visit, told.topic),
         may_force=visit.access.may("admin", told.topic),
     )
@@ -43,10 +44,12 @@ async def preview(visit: Visit) -> Response:
 async def seek(visit: Visit, form: SentForm) -> MadeChange:
     topic, name = visit.part("topic"), visit.part("subscription")
     place = {"to": form.get("to", "").strip(), "at": form.get("at", "").strip()}
-    target, force = _target(place), form.get("force") == "yes"
-    arguments = {"to": place["at"] if place["to"] == "time" else place["to"], "force": force}
-    with visit.recording("subscription.seek", {"topic": topic, "subscription": name}, **arguments):
-        moved = await visit.client.seek(topic, name, target, force=force)
+    (to, revision), force = _target(place), form.get("force") == "yes"
+    where = (
+        {"to": place["at"] if place["to"] == "time" else place["to"]} if revision is None else {"revision": revision}
+    )
+    with visit.recording("subscription.seek", {"topic": topic, "subscription": name}, **where, force=force):
+        moved = await visit.client.seek(topic, name, to, revision=revision, force=force)
     left = sum(each.backlog for each in moved.segments)
     said = f"{moved.name} is moved: {count_text(left)} messages are to be delivered."
     if moved.aborted:
@@ -67,15 +70,25 @@ async def redrive_letters(visit: Visit, form: SentForm) -> MadeChange:
     return MadeChange(said if ended else f"{said} There may be more: do it again.", subscription_url(topic, name))
 
 
-def _target(place: Mapping[str, str]) -> SeekTarget:
+def _target(place: Mapping[str, str]) -> tuple[SeekTarget | None, int | None]:
+    """A target, or a revision. Raises `InvalidArgument`."""
     match place["to"]:
         case "earliest":
-            return "earliest"
+            return "earliest", None
         case "latest":
-            return "latest"
+            return "latest", None
         case "time":
-            return _time(place["at"])
-    raise metatxn.InvalidArgument(f"to: {place['to']!r} is not earliest, latest or time", field="to")
+            return _time(place["at"]), None
+        case "revision":
+            return None, _revision(place["at"])
+    raise metatxn.InvalidArgument(f"to: {place['to']!r} is not earliest, latest, time or revision", field="to")
+
+
+def _revision(text: str) -> int:
+    """Raises `InvalidArgument`."""
+    if not (text.isascii() and text.isdigit()):
+        raise metatxn.InvalidArgument(f"at: {text!r} is no revision: it is a number, such as 4711", field="at")
+    return int(text)
 
 
 def _time(text: str) -> datetime:

@@ -30,6 +30,17 @@ CONSOLE = (
         tests=(f"{_SEEKING}::test_a_preview_tells_what_would_be_delivered_again_and_what_never",),
     ),
     Mutant(
+        "preview-forgets-what-has-passed",
+        "a preview of a revision counts as passed what a snapshot shows, also behind what it does not",
+        "participants/subscription/dispatch.py",
+        "Cursor(place, [(place, to.acked)])",
+        "Cursor(place)",
+        tests=(
+            "tests/participants/subscription/test_seek_to_revision.py"
+            "::test_a_preview_counts_what_a_snapshot_shows_as_passed_wherever_it_lies",
+        ),
+    ),
+    Mutant(
         "form-from-anywhere",
         "a change is made only if a page of this session has asked for it",
         _APP,

@@ -19,7 +19,8 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId
 from participants.messages.payloads import message_count
 from participants.segment.trimming import trim
-from participants.subscription.places import START, Place
+from participants.subscription.places import START, Place, Span, Start
+from participants.subscription.ranges import RangeSet
 from participants.subscription.segment_subscription import SegmentSubscription
 from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.extent import usually
@@ -270,18 +271,20 @@ async def looked_at(part: SegmentSubscription) -> Shown:
     return backlog, unacked, dict(pending)
 
 
-async def looked_around(part: SegmentSubscription, place: Place) -> tuple[int, int, int]:
-    """What can be read from a place on, what of that is acknowledged, and what before it is not, message by message."""
+async def looked_around(part: SegmentSubscription, start: Start) -> tuple[int, int, int]:
+    """What would be delivered from there on, what of that is acknowledged, and what else is not, message by message."""
     messages, again, skipped = 0, 0, 0
+    passed = RangeSet(start.acked)
     at, end = part.segment.ledgers.start, False
     while not end:
         page = await part.segment.reader.read_committed(at, 1 << 20)
         for frame in page.frames:
             for index in range(message_count(frame)):
                 each = Place.at(frame.position)._replace(message=index)
-                messages += each >= place
-                again += each >= place and each in part.cursor
-                skipped += each < place and each not in part.cursor
+                given = each >= start.place and each not in passed
+                messages += given
+                again += given and each in part.cursor
+                skipped += not given and each not in part.cursor
         at, end = page.next, page.end
     return messages, again, skipped
 
@@ -309,6 +312,11 @@ class Walk:
         """Anywhere, also where nothing can be read any more or yet."""
         some = self.choose.choice(self.ids) if self.ids else None
         return START if some is None else Place.at(MessageId.parse(some).position)
+
+    def a_start(self) -> Start:
+        """At such a place, with what has passed behind it."""
+        first, *others = sorted(self.a_place() for _ in range(self.choose.choice((1, 1, 3, 5))))
+        return Start(first, tuple(Span(a, b) for a, b in zip(others[::2], others[1::2], strict=True) if a < b))
 
     async def publish(self) -> None:
         self.ids += await self.consuming.publish(*range(self.choose.randint(1, 5)))
@@ -367,9 +375,9 @@ async def test_the_counts_are_those_of_looking_at_every_message(
         assert shown == await looked_at(part), f"after step {number}"
         again = sum(delivery.times > 1 for _, delivery in part.deliveries.items())
         assert (await consuming.shown())["redelivered"] == again, f"after step {number}"
-        place = walk.a_place()
-        moved = await part.dispatch.moved(place)
-        assert (moved.messages, moved.again, moved.skipped) == await looked_around(part, place), f"after step {number}"
+        start = walk.a_start()
+        moved = await part.dispatch.moved(start)
+        assert (moved.messages, moved.again, moved.skipped) == await looked_around(part, start), f"after step {number}"
 
 
 async def test_a_look_reads_the_backlog_once_and_then_only_what_is_new(

@@ -68,6 +68,11 @@ async def shown_at(consuming: Consuming, revision: int) -> list[Any]:
     return [message["value"] for message in page["messages"]]
 
 
+async def previewed(consuming: Consuming, revision: int) -> tuple[int, ...]:
+    told = await consuming.asked("POST", "/subscriptions/s/seek/preview", {"revision": revision})
+    return tuple(sum(each[name] for each in told["segments"]) for name in ("messages", "again", "skipped"))
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_snapshot_and_subscription_have_every_transaction_once(
     consuming: Consuming, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -105,6 +110,7 @@ async def test_snapshot_and_subscription_have_every_transaction_once(
         while len(found) < len(expected) and (more := await consuming.values(wait_ms=5_000)):
             found += more
         assert sorted(found + await consuming.values(wait_ms=1)) == sorted(expected)
+        assert await previewed(consuming, revision) == (len(expected), 0, 0), "it is there already"
     assert await consuming.findings() == []
 
 
@@ -124,6 +130,34 @@ async def test_what_is_passed_behind_an_open_transaction_stays_so_when_the_broke
     await consuming.crash()
     assert await consuming.values() == [2]
     assert await consuming.findings() == []
+
+
+async def test_a_preview_counts_what_a_snapshot_shows_as_passed_wherever_it_lies(consuming: Consuming) -> None:
+    """Of five messages of a transaction that is decided later and four that have passed, some are acknowledged."""
+    await consuming.subscribe()
+    early, late = await consuming.world.begin(), await consuming.world.begin()
+    ids = [(await consuming.publish(value, txn_id=(early, late)[value % 2]))[0] for value in range(9)]
+    revision = await consuming.world.commit(late)
+    assert await previewed(consuming, revision) == (0, 0, 0), "nothing can be read yet"
+    await consuming.commit(early)
+    await consuming.receive(limit=6)
+    await consuming.acked([ids[0], ids[1], ids[4]])
+    before = await consuming.shown()
+    assert await previewed(consuming, revision) == (5, 2, 3)
+    assert await consuming.shown() == before
+    await seek(consuming, revision=revision)
+    assert await consuming.values() == [0, 2, 4, 6, 8]
+    wrong = await consuming.ask("POST", "/subscriptions/s/seek/preview", {"revision": revision + 10**6})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "revision")
+
+
+@pytest.mark.parametrize("acked", [["1:0:0", "1:0:0"], ["1:1:0", "1:0:0"], ["1:0", "1:1:0"]])
+async def test_a_broker_refuses_a_range_that_contains_nothing(consuming: Consuming, acked: list[str]) -> None:
+    await consuming.subscribe()
+    (segment,) = consuming.segments
+    body = {"incarnation": 1, "positions": {segment: "1:0"}, "acked": {segment: [acked]}}
+    refused = await consuming.ask("POST", "/subscriptions/s/share/preview", body)
+    assert (refused.status_code, refused.json()["field"]) == (422, "acked")
 
 
 async def test_what_is_later_than_the_last_transaction_of_a_revision_is_delivered(consuming: Consuming) -> None:
