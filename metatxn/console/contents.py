@@ -13,13 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 from metatxn.frames import decode_with_nulls, keys_of
+from metatxn.wire.arrow_sizes import read_within
 from metatxn.wire.contents import messages_of
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.rows import plain_values
 
 MOST_BYTES = 2 << 20
 """A larger entry is shown as bytes. Those that the client library sends are smaller, unless one message is not."""
-MOST_TABLE_BYTES = 64 << 20
+MOST_TABLE_BYTES = 16 << 20
+"""Of one that is decoded, see `arrow_sizes`."""
 MOST_ROWS = 100_000
 
 
@@ -58,10 +60,10 @@ def _typed(frame: Frame, values: Sequence[Any], schema: pa.Schema) -> Sequence[A
 
 
 def _rows(frame: Frame) -> Sequence[Content]:
-    with pa.ipc.open_stream(pa.py_buffer(bytes(frame.payload))) as reader:
-        table = reader.read_all()
-    if table.num_rows > MOST_ROWS or table.nbytes > MOST_TABLE_BYTES:
-        raise ValueError("the table is larger than it looks")
+    schema, batches = read_within(frame.payload, MOST_TABLE_BYTES)
+    table = pa.Table.from_batches(batches, schema)
+    if table.num_rows > MOST_ROWS:
+        raise ValueError("the table has more rows than it says")
     return [Content(key, row, {}) for key, row in zip(keys_of(frame), _rows_of(table), strict=True)]
 
 

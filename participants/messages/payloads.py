@@ -14,6 +14,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from metatxn.wire import errors
+from metatxn.wire.arrow_sizes import MAX_TABLE_BYTES, TableTooLarge, read_within
 from metatxn.wire.batches import UNREADABLE
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
 from metatxn.wire.contents import messages_of
@@ -112,14 +113,18 @@ def hashes_of(keys: Iterable[str | None], producer: str | None, sequence: int | 
 
 
 def inspect_arrow(payload: bytes) -> ArrowPayload:
-    """The schema and the row count of an Arrow stream. Raises INVALID_ARGUMENT if it is not one."""
+    """The schema and the row count of an Arrow stream. Raises INVALID_ARGUMENT if it is not one, and PAYLOAD_TOO_LARGE
+    if it is too large for its readers once it is decoded."""
     try:
-        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-            rows = 0
-            for batch in reader:
-                batch.validate(full=True)  # invalid buffers would crash every reader
-                rows += batch.num_rows
-            return ArrowPayload(reader.schema, rows)
+        schema, batches = read_within(payload, MAX_TABLE_BYTES)
+        return ArrowPayload(schema, sum(batch.num_rows for batch in batches))
+    except TableTooLarge as error:
+        raise errors.PayloadTooLarge(
+            f"body: {error}",
+            action="Write fewer rows into each entry, or the same without compression and dictionaries.",
+            field="body",
+            limit_bytes=MAX_TABLE_BYTES,
+        ) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise errors.InvalidArgument(f"body: not an Arrow stream: {error}", field="body") from None
 

@@ -7,7 +7,26 @@ from tests.mutants.mutant import Mutant
 _VERSIONS = "participants/messages/schema_versions.py"
 _TEST = "tests/participants/broker/test_schemas.py"
 
+_SIZES = "metatxn/wire/arrow_sizes.py"
+_SIZES_TEST = "tests/metatxn/test_arrow_sizes.py"
+
 SCHEMAS = (
+    Mutant(
+        "decompressed-whatever-it-becomes",
+        "a table that says to be too large is refused before it is decompressed",
+        _SIZES,
+        "        _check(claimed, most_bytes)\n",
+        "",
+        tests=(f"{_SIZES_TEST}::test_what_is_compressed_is_refused_before_it_is_decompressed",),
+    ),
+    Mutant(
+        "one-long-value-for-all-rows",
+        "a value counts where it stands, and not once in its dictionary",
+        _SIZES,
+        "        _check(size, most_bytes)\n",
+        "",
+        tests=(f"{_SIZES_TEST}::test_few_bytes_that_become_many_are_refused",),
+    ),
     Mutant(
         "misfit-of-an-earlier-look-counts",
         "a table is refused for the schema that the topic has, not for that of an earlier look",

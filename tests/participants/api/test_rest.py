@@ -19,6 +19,7 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from metastore.txn.states import ExpiredBy
+from metatxn.wire.arrow_sizes import MAX_TABLE_BYTES
 from metatxn.wire.broker import (
     ARROW_MEDIA_TYPE,
     END_HEADER,
@@ -342,6 +343,20 @@ async def test_the_largest_entry_passes_there_and_back(process: BrokerProcess) -
     answer = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params={"max_bytes": 1})
     (frame,) = decode_frames(answer.content)
     assert bytes(frame.payload) == body
+
+
+async def test_a_small_table_that_becomes_very_large_is_refused(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * 3_000, pa.int8()), pa.array(["x" * 100_000]))
+    for table in (pa.table({"a": pa.nulls(10**9)}), pa.table({"a": long})):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        answer = await append(process, segment, sink.getvalue().to_pybytes(), ARROW_MEDIA_TYPE)
+        assert_problem(answer, ErrorCode.PAYLOAD_TOO_LARGE)
+        assert (answer.json()["field"], answer.json()["limit_bytes"]) == ("body", MAX_TABLE_BYTES)
+    assert await read(process, segment, isolation="read_uncommitted") == []
+    assert (await process.http.get("/v1/topics/t")).json()["schema"] is None
 
 
 @pytest.mark.parametrize(
