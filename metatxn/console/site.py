@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from metatxn.console.assets import Assets
 from metatxn.console.formats import FILTERS
+from metatxn.console.watched_checks import WatchedChecks
 from metatxn.transport.api import Transport
 
 
@@ -41,6 +42,7 @@ class Site:
     read_only: bool = False
     clock: Callable[[], float] = time.time
     assets: Assets = field(default_factory=Assets)
+    watched_checks: WatchedChecks = field(default_factory=WatchedChecks)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     templates: Environment = field(init=False)
 

@@ -31,6 +31,11 @@ class Sender:
     def get(self, path: str) -> httpx.Response:
         return self._http.get(f"/console{path}")
 
+    def first_event(self, url: str) -> str:
+        """The beginning of what a live page shows first."""
+        with self._http.stream("GET", url, headers={"accept": "text/event-stream"}) as answer:
+            return next(answer.iter_text())
+
     def post(self, path: str, **fields: str | list[str]) -> httpx.Response:
         return self._http.post(f"/console{path}", data={"form_token": self.form_token, **fields})
 

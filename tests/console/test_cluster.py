@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 
 import metatxn
 from metastore.txn import paths
+from metatxn.console import watched_checks
 from metatxn.console.pages import store
 from metatxn.console.pages.cluster import SEGMENTS_PER_PAGE
 from tests.console.browser import Visitor
@@ -24,6 +25,8 @@ from tests.console.life import Life
 
 _KEY = re.compile(r"<summary><code>([^<]+)</code>")
 _NEXT = re.compile(r'href="/console([^"]+)">Next page')
+_STREAM = re.compile('hx-sse:connect="([^"]+)"')
+_COMPARED = re.compile(r"(\d+) records are compared")
 
 
 def test_a_broker_is_shown_with_its_load_drained_and_undrained(
@@ -74,7 +77,7 @@ def test_the_store_is_checked_while_somebody_looks(
     visitor: Visitor, cluster: ConsoleCluster, life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page says how far it is, what it has found, and how much there is of what."""
-    monkeypatch.setattr(store, "RECORDS_PER_STEP", 10)
+    monkeypatch.setattr(watched_checks, "RECORDS_PER_STEP", 10)
     monkeypatch.setattr(store, "STEPS_PER_LOOK", 2)
     key = "/<b>odd</b>/1"
     cluster.write({key: b"1"})
@@ -88,11 +91,32 @@ def test_the_store_is_checked_while_somebody_looks(
         expect(finding).to_contain_text("the key does not belong to any part of the layout")
         topics = page.get_by_role("row").filter(has=page.get_by_role("link", name="/topic/", exact=True))
         expect(topics.get_by_role("cell").nth(2)).to_have_text(str(held))
+        page.get_by_role("link", name="Check again").click()
+        expect(page.get_by_role("status")).to_contain_text("are compared with each other so far")
     finally:
         cluster.write({key: None})
     with Sender(cluster.url) as sender:
         text = sender.get("/cluster/store/check").text
         assert "10 records are compared with each other so far" in text, "a page does bounded work"
+
+
+def test_a_check_goes_on_where_it_was_when_its_page_is_seen_again(
+    cluster: ConsoleCluster, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The browser closes the stream of a page in the background. What has ended stays as it was."""
+    monkeypatch.setattr(watched_checks, "RECORDS_PER_STEP", 10)
+    monkeypatch.setattr(store, "STEPS_PER_LOOK", 1)
+    with Sender(cluster.url) as sender:
+        stream = _STREAM.search(sender.get("/cluster/store/check").text)
+        assert stream is not None
+        seen = [int(_COMPARED.findall(sender.first_event(stream[1]))[0]) for _ in range(3)]
+        assert seen[0] == 20 and seen == sorted({*seen}), "10 more each time, after those of the page"
+        monkeypatch.setattr(store, "STEPS_PER_LOOK", 1_000)
+        ended = sender.first_event(stream[1])
+        assert "It ended at" in ended and sender.first_event(stream[1]) == ended
+        other = f"/console/cluster/store/check?check={'0' * 32}"
+        monkeypatch.setattr(store, "STEPS_PER_LOOK", 1)
+        assert _COMPARED.findall(sender.first_event(other)) == ["10"], "of another coordinator, or long ago"
 
 
 def test_every_prefix_of_the_store_is_named() -> None:

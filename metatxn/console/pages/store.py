@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from starlette.responses import Response
@@ -10,17 +9,12 @@ from starlette.responses import Response
 import metatxn
 from metatxn.console.live import is_live
 from metatxn.console.visit import Values, Visit
-from metatxn.wire.coordinator import CheckedRecords, StoreFinding
+from metatxn.console.watched_checks import WatchedCheck
 
 PATH = "/console/cluster/store"
 PER_PAGE = 30
-RECORDS_PER_STEP = 200
-"""Comparing them takes some milliseconds, in which the coordinator does nothing else."""
 STEPS_PER_LOOK = 20
 """Of a check that somebody watches. The page itself does not wait for more than one."""
-MOST_FINDINGS = 100
-MOST_PREFIXES = 100
-"""What somebody else has written may have any beginning."""
 PREFIXES = (
     ("/txn/", "transactions"),
     ("/txn-lease/", "deadlines after a keep-alive"),
@@ -69,45 +63,15 @@ def _url(prefix: str, token: str | None) -> str:
     return f"{PATH}?{urlencode({'prefix': prefix, **({'page': token} if token else {})})}"
 
 
-@dataclass(slots=True)
-class StoreCheckSoFar:
-    """How far a check has come, for as long as somebody looks at it."""
-
-    records: int = 0
-    wrong: int = 0
-    findings: list[StoreFinding] = field(default_factory=list)
-    sizes: dict[str, CheckedRecords] = field(default_factory=dict)
-    over: bool = False
-    _token: str | None = None
-
-    async def go_on(self, visit: Visit, steps: int) -> None:
-        """Examine some more records. What fails is examined again the next time."""
-        for _ in range(steps):
-            if self.over:
-                return
-            found, self._token = await visit.client.check_store(limit=RECORDS_PER_STEP).page_at(self._token)
-            self.over = self._token is None
-            for each in found:
-                self._add(each)
-
-    def _add(self, found: CheckedRecords) -> None:
-        self.records += found.records
-        self.wrong += len(found.findings)
-        self.findings += found.findings[: MOST_FINDINGS - len(self.findings)]
-        if found.prefix not in self.sizes and len(self.sizes) == MOST_PREFIXES:
-            return
-        size = self.sizes.setdefault(found.prefix, CheckedRecords(prefix=found.prefix))
-        size.records += found.records
-        size.bytes += found.bytes
-
-
 async def check_store(visit: Visit) -> Response:
-    """Compares all records with each other, a part with each look, as long as the page is seen."""
-    progress = StoreCheckSoFar()
-    steps = STEPS_PER_LOOK if is_live(visit.request) else 1
+    """Compares all records with each other, a part with each look, as long as the page is seen. Without the rights a
+    new check asks the services, which refuse it."""
+    live = is_live(visit.request)
+    number, check = visit.site.watched_checks.of(visit.query("check") if live else "")
+    check = check if visit.access.admin else WatchedCheck()
 
     async def load() -> Values:
-        await progress.go_on(visit, steps)
-        return {"progress": progress, "prefixes": dict(PREFIXES)}
+        await check.go_on(visit.client, STEPS_PER_LOOK if live else 1, visit.site.now_ms())
+        return {"check": check, "prefixes": dict(PREFIXES), "stream": f"{PATH}/check?check={number}"}
 
     return await visit.live_page("check.html", load)
