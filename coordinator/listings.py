@@ -66,6 +66,12 @@ class Filter:
     newest: bool = False
     text: str | None = None
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it depends on more than the range which transactions are shown."""
+        others = (self.older_than_ms, self.younger_than_ms, self.transaction_key, self.owner, self.text)
+        return any(each is not None for each in others)
+
     def admits(self, found: TransactionHeader, now_ms: int) -> bool:
         assert found.created_ms is not None
         return (
@@ -101,9 +107,10 @@ class Listings:
         items: list[TransactionHeader] = []
         examined = size = 0
         while examined < ROWS_PER_PAGE:
-            # The first slice is enough unless most of it is left out. The second is the last one, because for each
-            # that is read backwards etcd sorts the whole range.
-            slice_size = max(_SMALLEST_SLICE, ROWS_PER_PAGE - examined if examined else limit + 1)
+            # The first slice is enough unless most of it is left out. For each that is read backwards etcd sorts the
+            # whole range, so where rows are left out the first one has all of a page.
+            few = not examined and not (wanted.newest and wanted.leaves_out)
+            slice_size = max(_SMALLEST_SLICE, limit + 1 if few else ROWS_PER_PAGE - examined)
             with self._metrics.index_query.time():
                 rows = await read_slice(after, slice_size)
             examined += len(rows)
@@ -133,7 +140,10 @@ class Listings:
                 raise invalid_field("order", "is not for the transactions that write to a segment")
             states = [TxnState(wanted.state)] if wanted.state is not None else [*TxnState]
             name = "newest " + ",".join(states)
-            return name, lambda after, limit: listing.latest_first(store, states, after=after, limit=limit)
+            now_ms = self.clock()
+            return name, lambda after, limit: listing.latest_first(
+                store, states, now_ms=now_ms, after=after, limit=limit
+            )
         if wanted.segment is not None:
             segment = wanted.segment
             name = f"segment {segment}"

@@ -17,6 +17,7 @@ from metastore.txn.states import TxnState
 from metatxn.wire.ids import TxnId
 
 _OPERATIONS_PER_JUMP = 20
+WINDOWS_MS = (10_000, 600_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +56,20 @@ async def by_id(store: MetadataStore, *, after: str = "", limit: int) -> list[Ro
     return await _rows(store, paths.HEADERS, after, limit)
 
 
-async def latest_first(store: MetadataStore, states: Sequence[TxnState], *, after: str = "", limit: int) -> list[Row]:
+async def latest_first(
+    store: MetadataStore, states: Sequence[TxnState], *, now_ms: int, after: str = "", limit: int
+) -> list[Row]:
     """Transactions in these states, the latest time first: of an open one its deadline, of others the decision. So the
-    open ones come first, but for those whose deadline has passed.
+    open ones come first, but for those whose deadline has passed. `now_ms` only saves work.
 
     A position is `<ms20>/<txnId>` in all of the indexes, so one position says where to continue in each of them.
     """
-    roots = [
-        paths.DEADLINE_INDEX if state is TxnState.OPEN else f"{paths.FINAL_STATE_INDEX}{state}/" for state in states
-    ]
-    rows = [row for root in roots for row in await _rows_before(store, root, after, limit)]
+    rows: list[Row] = []
+    for state in states:
+        if state is TxnState.OPEN:
+            rows += await _rows_before(store, paths.DEADLINE_INDEX, after, limit, None)
+        else:
+            rows += await _rows_before(store, f"{paths.FINAL_STATE_INDEX}{state}/", after, limit, now_ms)
     return sorted(rows, key=lambda row: row.position, reverse=True)[:limit]
 
 
@@ -117,9 +122,17 @@ async def participants(store: MetadataStore, txn_id: TxnId, *, limit: int) -> li
     return list(found.values())[:limit]
 
 
-async def _rows_before(store: MetadataStore, root: str, before: str, limit: int) -> list[Row]:
+async def _rows_before(store: MetadataStore, root: str, before: str, limit: int, latest_ms: int | None) -> list[Row]:
+    """The last rows, backwards. etcd sorts all rows that such a read covers: 100,000 of them take 160 ms. So the last
+    seconds before `before`, or before `latest_ms` if nothing is likely to be later, are looked at by themselves."""
     end = f"{root}{before}" if before else prefix_end(root)
-    found = await store.range(root, end, limit=limit, keys_only=True, reverse=True)
+    tops = [latest_ms] if latest_ms is not None else []
+    tops += [int(before.partition("/")[0])] if before else []
+    starts = [root + number(max(0, min(tops) - window_ms)) for window_ms in WINDOWS_MS] if tops else []
+    for start in (*starts, root):
+        found = await store.range(start, end, limit=limit, keys_only=True, reverse=True)
+        if len(found.records) == limit:
+            break
     positions = [record.key.removeprefix(root) for record in found.records]
     return [Row(TxnId.parse(position.rpartition("/")[2]), position) for position in positions]
 
