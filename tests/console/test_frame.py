@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 from starlette.routing import compile_path
 
 import metatxn
+from benchmarks import console as console_benchmark
 from metatxn.console.app import OPEN_PAGES, PAGES
 from tests.console.browser import DESKTOP, GONE, PHONE, Visitor, dark_violations, is_too_wide, violations
 from tests.console.cluster import ConsoleCluster
@@ -52,6 +53,10 @@ def test_every_page_can_be_used_by_everybody(visitor: Visitor, life: Life, clien
         page.set_viewport_size(PHONE)
         assert not is_too_wide(page), path
         page.set_viewport_size(DESKTOP)
+
+
+def test_every_page_is_measured() -> None:
+    assert {_route_of(path) for path in console_benchmark.PAGES.values()} >= {*PAGES, *OPEN_PAGES}
 
 
 def _route_of(path: str) -> str:
