@@ -64,11 +64,14 @@ class Visit:
         # The browser does not send its cookie if another site has led to us: it may have one all the same.
         self._begins_session = found is None and request.method == "GET" and not comes_from_elsewhere(request)
         self.session = found or BrowserSession.begin()
-        timeout_s = READ_TIMEOUT_S if request.method == "GET" else CHANGE_TIMEOUT_S
-        self.client = connect_async(site.url, self.session.token, timeout_s, transport=site.transport)
+        self.client = self.client_with(READ_TIMEOUT_S if request.method == "GET" else CHANGE_TIMEOUT_S)
         self._access: metatxn.AccessInfo | None = None
         self.recorded = 0
         """The lines that this request has written into the audit log."""
+
+    def client_with(self, timeout_s: float) -> metatxn.AsyncClient:
+        """One that waits for so long, with the token of the caller."""
+        return connect_async(self.site.url, self.session.token, timeout_s, transport=self.site.transport)
 
     @property
     def theme(self) -> str:

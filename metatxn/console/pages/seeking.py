@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 import metatxn
 from metatxn.console.pages.subscriptions import may_consume, subscription_url
-from metatxn.console.visit import MadeChange, SentForm, Visit
+from metatxn.console.visit import CHANGE_TIMEOUT_S, MadeChange, SentForm, Visit
 from metatxn.consumer import SeekTarget
 from metatxn.words import count_text
 
@@ -26,7 +26,8 @@ async def preview(visit: Visit) -> Response:
     topic, name = visit.part("topic"), visit.part("subscription")
     place = {"to": visit.query("to"), "at": visit.query("at")}
     to, revision = _target(place)
-    told = await visit.client.preview_seek(topic, name, to, revision=revision)
+    client = visit.client if revision is None else visit.client_with(CHANGE_TIMEOUT_S)  # it reads the whole topic
+    told = await client.preview_seek(topic, name, to, revision=revision)
     totals = {number: sum(getattr(each, number) for each in told.segments) for number in NUMBERS}
     return visit.page(
         "seek.html",
