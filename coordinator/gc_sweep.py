@@ -5,8 +5,9 @@ it, that no operation record of the transaction is left. Operation records are n
 down for a month still finds them, and the header that says what to do.
 
 Before any header of a slice is deleted, `/gc/horizon` is moved to the highest decision revision in the slice, so that a
-snapshot read that would miss one of them is refused. Two concurrent sweeps are safe, because every step is checked.
-Each begins with its own share (`shares`), and takes what is left of another's share once that is overdue.
+snapshot read that would miss one of them is refused. It is not moved beyond a revision that a reader holds (DESIGN
+§5.24): headers of later decisions stay. Two concurrent sweeps are safe, because every step is checked. Each begins with
+its own share (`shares`), and takes what is left of another's share once that is overdue.
 
 A hundred thousand headers may become due together. They are deleted a few at a time, each time followed by a pause at
 least as long as the deletion took, so that commits are not delayed. Only overdue headers are deleted without pauses,
@@ -30,6 +31,7 @@ from metastore.clock import Clock
 from metastore.errors import CheckFailed, StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import listing, paths
+from metastore.txn.read_holds import lowest_held
 from metastore.txn.records.transactions import GcHorizon
 from metastore.txn.states import TxnState
 from metastore.types import EmptyRange, Record
@@ -50,6 +52,8 @@ _MOST_RIVALS = 30
 
 OVERDUE_INTERVALS = 2
 """The number of sweeps after which any process may delete a header that is due."""
+
+_Headers = Sequence[tuple[listing.Row, Record]]
 
 log = structlog.get_logger()
 
@@ -105,9 +109,11 @@ class GcSweep(PeriodicSweep):
                         self._store, state, after=after, until_ms=reach_ms, limit=SLICE
                     )
                 due = [row for row in rows if row.at_ms <= overdue_ms or share(row.txn_id)]
-                gone, stayed = await self._collect(due, overdue_ms)
+                gone, stayed, held = await self._collect(due, overdue_ms)
                 deleted += gone
                 kept += stayed
+                if due and held == len(due):
+                    break  # what follows was decided later, and is held, too
                 if rows:
                     after = rows[-1].position
                 if len(rows) == SLICE:
@@ -122,22 +128,20 @@ class GcSweep(PeriodicSweep):
             tell(Lifecycle.HEADERS_COLLECTED, deleted=deleted, kept=kept)
         return Collected(deleted, kept)
 
-    async def _collect(self, due: Sequence[listing.Row], overdue_ms: int) -> tuple[int, int]:
-        """The numbers of headers of one slice that were deleted and that must stay. A stop leaves the rest alone."""
+    async def _collect(self, due: Sequence[listing.Row], overdue_ms: int) -> tuple[int, int, int]:
+        """The numbers of headers of one slice that were deleted, that still have operation records, and that stay
+        because of a read hold. A stop leaves the rest alone."""
         if not due:
-            return 0, 0
+            return 0, 0, 0
         snapshot = await self._store.get_many([paths.header(row.txn_id) for row in due])
         headers = [(row, record) for row in due if (record := snapshot.records[paths.header(row.txn_id)])]
         if not headers:
-            return 0, 0
-        reached = GcHorizon(
-            revision=max(record.version for _, record in headers), finalized_ms=max(row.at_ms for row, _ in headers)
-        )
-        await self._advance_horizon(reached)
-        deleted = kept = 0
+            return 0, 0, 0
+        free = await self._below_horizon(headers)
+        deleted, kept, held = 0, 0, len(headers) - len(free)
         seconds = asyncio.get_running_loop().time
-        for first in range(0, len(headers), TOGETHER):
-            part = headers[first : first + TOGETHER]
+        for first in range(0, len(free), TOGETHER):
+            part = free[first : first + TOGETHER]
             start = seconds()
             gone = await self._delete([(row.txn_id, record) for row, record in part])
             deleted += gone
@@ -145,16 +149,25 @@ class GcSweep(PeriodicSweep):
             overdue = part[0][0].at_ms <= overdue_ms
             if await self.stopped_within(0 if overdue else max(PAUSE_MS, int((seconds() - start) * 1000))):
                 break
-        return deleted, kept
+        return deleted, kept, held
 
-    async def _advance_horizon(self, reached: GcHorizon) -> None:
-        """The horizon never moves backwards: a sweep that is behind another one leaves it where it is."""
+    async def _below_horizon(self, headers: _Headers) -> _Headers:
+        """Move the horizon as far as these headers need it and no held revision forbids. Returns those below it, which
+        may go. It never moves backwards: a sweep that is behind another one leaves it where it is."""
         record = await self._store.get(paths.GC_HORIZON)
         for _ in range(_MOST_RIVALS):
+            # Behind the read of the horizon, which whoever takes a hold writes again.
+            lowest = await lowest_held(self._store, self._clock())
+            free = [each for each in headers if lowest is None or each[1].version <= lowest]
+            if not free:
+                return free
+            reached = GcHorizon(
+                revision=max(record.version for _, record in free), finalized_ms=max(row.at_ms for row, _ in free)
+            )
             known = GcHorizon.decode(record.value) if record else None
             wanted = known.joined(reached) if known else reached
             if wanted == known:
-                return
+                return free
             batch = self._store.batch()
             if record is None:
                 batch.create(paths.GC_HORIZON, wanted.encode())
@@ -165,7 +178,7 @@ class GcSweep(PeriodicSweep):
             except CheckFailed as lost:
                 record = lost.current
             else:
-                return
+                return free
         raise StoreUnavailable("other sweeps moved the horizon each time that this one tried to")
 
     async def _delete(self, headers: Sequence[tuple[TxnId, Record]]) -> int:

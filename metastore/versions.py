@@ -45,6 +45,7 @@ class Feature(StrEnum):
     SHARES = "bounds of what a consumer holds at several brokers"
     QUOTAS = "quotas of principals"
     EXCLUSIVE_PRODUCERS = "exclusive producers"
+    READ_HOLDS = "read holds"
 
     @property
     def since(self) -> int:

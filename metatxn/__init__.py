@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from metatxn.consumer import AsyncConsumer
     from metatxn.frames import FramesPage
     from metatxn.producer import AsyncProducer
+    from metatxn.read_hold import AsyncReadHold
     from metatxn.reader import AsyncReader, Message
     from metatxn.sync.client import Client, connect
     from metatxn.sync.consumer import Consumer
     from metatxn.sync.producer import Producer
+    from metatxn.sync.read_hold import ReadHold
     from metatxn.sync.reader import Reader
     from metatxn.sync.table_writer import TableWriter
     from metatxn.sync.topics_consumer import TopicsConsumer
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from metatxn.wire.broker import (
         HorizonsAnswer,
         PositionAnswer,
+        ReadHoldInfo,
         SeekAnswer,
         SegmentDetail,
         SubscriptionInfo,
@@ -79,6 +82,7 @@ __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncReadHold",
     "AsyncReader",
     "AsyncTableWriter",
     "AsyncTopicsConsumer",
@@ -108,6 +112,8 @@ __all__ = [
     "PositionTrimmed",
     "Producer",
     "RateLimited",
+    "ReadHold",
+    "ReadHoldInfo",
     "Reader",
     "SchemaMismatch",
     "SeekAnswer",
@@ -137,9 +143,9 @@ __all__ = [
 ]
 
 _MODULES = (
-    *("client", "consumer", "frames", "producer", "reader", "table_writer", "topics_consumer", "transaction"),
+    *("client", "consumer", "frames", "producer", "read_hold", "reader", "table_writer", "topics_consumer"),
     *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.topics_consumer"),
-    "sync.transaction",
+    *("transaction", "sync.read_hold", "sync.transaction"),
     *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker", "wire.access"),
 )
 """The modules in which these names are defined; if two modules define a name, the first one counts. They are imported

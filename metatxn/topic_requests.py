@@ -13,6 +13,7 @@ from metatxn.answers import parsed
 from metatxn.connection import Connection, post
 from metatxn.http import Call, json_body, path_of
 from metatxn.paging import Listing
+from metatxn.read_hold import HOLD_S, AsyncReadHold
 from metatxn.reader import milliseconds
 from metatxn.topics import arrow_schema, wire_schema
 from metatxn.wire.broker import (
@@ -20,6 +21,8 @@ from metatxn.wire.broker import (
     HorizonPlace,
     HorizonsAnswer,
     PositionAnswer,
+    ReadHoldInfo,
+    ReadHoldPage,
     SegmentDetail,
     TopicInfo,
     TopicSchema,
@@ -113,6 +116,22 @@ class TopicRequests:
     async def _set_policy(self, path: str, settings: dict[str, int | str | None]) -> PolicyInfo:
         call = Call("PATCH", path, content=json.dumps(settings).encode())  # null removes
         return parsed(PolicyInfo, await self._connection.broker(call))
+
+    async def read_hold(self, topic: str, seconds: float = HOLD_S, revision: int | None = None) -> AsyncReadHold:
+        """Hold a topic at a revision of the store, the current one unless you name one, for use with `async with`:
+        until it is released, no policy drops anything of the topic, nothing of it is compacted, and snapshots at
+        `hold.revision` are not refused as too old. It is prolonged in the background; if the program dies, it ends
+        after `seconds`.
+
+        Raises `NotFound`, `InvalidArgument` for a revision that is too old, `PositionTrimmed` for one before the last
+        compaction, and `RateLimited` if the topic has too many holds.
+        """
+        return await AsyncReadHold.take(self._connection, topic, seconds, revision)
+
+    async def read_holds(self, topic: str) -> list[ReadHoldInfo]:
+        """Who holds the topic at which revision."""
+        call = Call("GET", path_of("topics", topic, "read-holds"))
+        return parsed(ReadHoldPage, await self._connection.broker(call)).items
 
     async def topic_schema(self, name: str) -> pa.Schema | None:
         """The topic's columns, or None for a topic that accepts any message."""

@@ -122,6 +122,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.wire.broker: MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME MAX_REVISION",
         "participants.api.queries: MAX_WAIT_MS MAX_READ_BYTES",
         "participants.api.routes: MAX_NUMBER",
+        "participants.messages.read_holds: MAX_HOLDS",
         "participants.messages.schemas: MAX_SCHEMA_BYTES",
         "participants.segment.dedup: REMEMBERED_SEQUENCES REMEMBERED_IN_ALL",
         "participants.subscription.deliveries: MAX_OUTSTANDING",

@@ -33,6 +33,7 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.SEGMENT_STATES}<segment>/outcome/<txnId>": (operations.Outcome,),
     f"{paths.TOPICS}<name>": (topics.TopicRecord, topics.SchemaHistory, topics.FormerSchema),
     f"{paths.EXCLUSIVE_PRODUCERS}<topic>": (topics.ExclusiveProducerRecord,),
+    f"{paths.READ_HOLDS}<topic>/<hold>": (topics.ReadHoldRecord,),
     f"{paths.SEGMENTS}<id>": (
         segments.SegmentRecord,
         segments.LedgerRecord,

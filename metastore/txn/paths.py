@@ -22,6 +22,7 @@
     /group-offset/<group>/<segment>                   CommittedOffset
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
     /exclusive-producer/<topic>                       ExclusiveProducerRecord: who alone may publish
+    /read-hold/<topic>/<hold>                         ReadHoldRecord: a revision at which the topic stays readable
     /policy/cluster  /policy/namespace/<namespace>    PolicyRecord: what counts where a topic's own policy says nothing
     /quota/default  /quota/principal/<name>           QuotaRecord: how much a principal may use in a second
     /quota-use/<process>                              QuotaUseRecord: what a running service has let principals use
@@ -68,6 +69,7 @@ GROUP_OFFSETS = "/group-offset/"
 TOPICS = "/topic/"
 SEGMENTS = "/segment/"
 EXCLUSIVE_PRODUCERS = "/exclusive-producer/"
+READ_HOLDS = "/read-hold/"
 POLICIES = "/policy/"
 CLUSTER_POLICY = "/policy/cluster"
 NAMESPACE_POLICIES = "/policy/namespace/"
@@ -330,6 +332,21 @@ def segment_owner(segment_id: str) -> str:
 
 def exclusive_producer(topic_name: str) -> str:
     return f"{EXCLUSIVE_PRODUCERS}{escape(topic_name)}"
+
+
+def read_holds(topic_name: str) -> str:
+    """Prefix of the read holds of one topic."""
+    return f"{READ_HOLDS}{escape(topic_name)}/"
+
+
+def read_hold(topic_name: str, hold_id: str) -> str:
+    return f"{read_holds(topic_name)}{escape(hold_id)}"
+
+
+def parse_read_hold(key: str) -> tuple[str, str]:
+    """The topic and the id of a hold."""
+    topic_name, hold_id = key.removeprefix(READ_HOLDS).split("/")
+    return unescape(topic_name), unescape(hold_id)
 
 
 def namespace_policy(namespace: str) -> str:

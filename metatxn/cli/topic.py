@@ -32,7 +32,7 @@ from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, TIME_HELP, delivery_time, time_of
 from metatxn.cli.txn import full_id, named_values
-from metatxn.wire.broker import SegmentDetail, TopicInfo
+from metatxn.wire.broker import ReadHoldInfo, SegmentDetail, TopicInfo
 from metatxn.wire.names import TopicFormat
 from metatxn.words import short_id, size_text
 
@@ -105,16 +105,18 @@ def list_(
 @app.command(epilog="Example: metatxn topic show orders")
 @takes_session
 def show(session: ServiceOptions, topic: TopicArgument) -> None:
-    """Show a topic's schema, its policy, its segments with their owners and sizes, and the transactions that hold back
-    their readers."""
+    """Show a topic's schema, its policy, who holds it, its segments with their owners and sizes, and the transactions
+    that hold back their readers."""
     with session.connect() as client:
         found, policy = client.topic(topic), client.topic_policy(topic)
+        holds = client.read_holds(topic)
         seen = details(client, (each.segment for each in found.segments))
         waiting = blockers(client, seen.values())
     if session.json:
-        print_json(with_details(found, seen) | as_json(policy) | {"blockers": [each.as_object() for each in waiting]})
+        more = {"read_holds": as_json(holds), "blockers": [each.as_object() for each in waiting]}
+        print_json(with_details(found, seen) | as_json(policy) | more)
         return
-    show_topic(session, found, seen, waiting)
+    show_topic(session, found, seen, waiting, holds)
     print()
     show_policy(session, policy)
 
@@ -428,7 +430,11 @@ def with_details(topic: TopicInfo, seen: Details) -> dict[str, Any]:
 
 
 def show_topic(
-    session: ServiceOptions, topic: TopicInfo, seen: Details | None = None, waiting: Sequence[Blocker] = ()
+    session: ServiceOptions,
+    topic: TopicInfo,
+    seen: Details | None = None,
+    waiting: Sequence[Blocker] = (),
+    holds: Sequence[ReadHoldInfo] = (),
 ) -> None:
     if session.json:
         print_json(topic)
@@ -436,6 +442,8 @@ def show_topic(
     fields: dict[str, Any] = {"topic": topic.name, "schema": columns_text(topic.topic_schema)}
     if (alone := topic.exclusive_producer) is not None:
         fields["exclusive_producer"] = f"{alone.producer or 'without a name'}, until {when(alone.until_ms)} or longer"
+    if holds:
+        fields["read_holds"] = "; ".join(map(_hold_text, holds))
     print_fields(fields)
     print()
     columns = ("SEGMENT", "RANGE", "STATE", "OWNER", "CHILDREN")
@@ -448,6 +456,11 @@ def show_topic(
         (*columns, "ENTRIES", "SIZE", "BLOCKED_BY"), [(*row, *size) for row, size in zip(rows, sizes, strict=True)]
     )
     print_blockers(waiting)
+
+
+def _hold_text(hold: ReadHoldInfo) -> str:
+    by = f" by {hold.principal}" if hold.principal is not None else ""
+    return f"{hold.hold_id}{by}, of revision {hold.revision}, until {when(hold.until_ms)} or longer"
 
 
 def _size_cells(detail: SegmentDetail | None) -> tuple[Any, ...]:

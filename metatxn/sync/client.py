@@ -18,6 +18,7 @@ from metatxn.reader import Message
 from metatxn.sync.background import Background, Facade, blocking, blocking_making, iterating, making
 from metatxn.sync.consumer import Consumer
 from metatxn.sync.producer import Producer
+from metatxn.sync.read_hold import ReadHold
 from metatxn.sync.reader import Reader
 from metatxn.sync.table_writer import TableWriter
 from metatxn.sync.topics_consumer import TopicsConsumer
@@ -122,6 +123,8 @@ class Client(Facade[AsyncClient]):
 
     producer = making(AsyncClient.producer, Producer)
     exclusive_producer = blocking_making(AsyncClient.exclusive_producer, Producer)
+    read_hold = blocking_making(AsyncClient.read_hold, ReadHold)
+    read_holds = blocking(AsyncClient.read_holds)
     reader = blocking_making(AsyncClient.reader, Reader)
     subscribe = blocking_making(AsyncClient.subscribe, Consumer)
     subscribe_topics = blocking_making(AsyncClient.subscribe_topics, TopicsConsumer)

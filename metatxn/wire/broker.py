@@ -72,8 +72,17 @@ _EXCLUSIVE_PRODUCER: dict[str, Any] = {
     "claimed_ms": 1795660800000,
     "until_ms": 1795660830000,
 }
+_READ_HOLD: dict[str, Any] = {
+    "hold_id": "nightly-export",
+    "revision": 1234,
+    "created_ms": 1795660800000,
+    "until_ms": 1795660860000,
+    "principal": "exports",
+}
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
 MAX_SESSION_TIMEOUT_MS = 3_600_000
+MAX_HOLD_MS = 86_400_000
+"""The longest time until a read hold ends unless it is prolonged: a day."""
 MAX_REDELIVERY_MS = 86_400_000
 """The longest time until a message is redelivered: a day."""
 MAX_TIME_MS = 253_402_300_799_999
@@ -187,6 +196,25 @@ class TopicInfo(BaseModel):
     segments: list[SegmentInfo]
     format: TopicFormat | None = None
     exclusive_producer: ExclusiveProducerInfo | None = None
+
+
+class ReadHoldInfo(BaseModel):
+    """A reader's hold of a topic at `revision`. It lasts until it is released, or until somebody is in need of what it
+    holds after `until_ms`."""
+
+    model_config = example(**_READ_HOLD)
+
+    hold_id: str
+    revision: int
+    created_ms: int
+    until_ms: int
+    principal: str | None = None
+
+
+class ReadHoldPage(BaseModel):
+    model_config = example(items=[_READ_HOLD])
+
+    items: list[ReadHoldInfo]
 
 
 class TopicPage(BaseModel):
@@ -512,6 +540,24 @@ class KeepTopicRequest(RequestBody):
 
     epoch: Annotated[int, Field(ge=1, le=2**53 - 1)]
     ttl_ms: Annotated[int, Field(ge=1_000, le=MAX_SESSION_TIMEOUT_MS)] = 30_000
+
+
+class TakeReadHoldRequest(RequestBody):
+    """`hold_id` names the hold: a request with it may be repeated. Without `revision` it is the current one."""
+
+    model_config = example(hold_id="nightly-export", hold_ms=60_000)
+
+    hold_id: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)]
+    hold_ms: Annotated[int, Field(ge=1_000, le=MAX_HOLD_MS)] = 60_000
+    revision: Annotated[int, Field(ge=1, le=MAX_REVISION)] | None = None
+
+
+class KeepReadHoldRequest(RequestBody):
+    """The hold ends `hold_ms` from now, unless it is prolonged again."""
+
+    model_config = example(hold_ms=60_000)
+
+    hold_ms: Annotated[int, Field(ge=1_000, le=MAX_HOLD_MS)] = 60_000
 
 
 class PublishMessagesAnswer(BaseModel):

@@ -73,6 +73,7 @@ from participants.api.queries import (
     WaitQuery,
     parsed_by,
 )
+from participants.api.read_hold_routes import add_read_hold_routes
 from participants.api.rights import Shown, TopicPath, check_transaction, on_segment, on_topic, seeing_topic
 from participants.api.schema_routes import add_schema_routes
 from participants.api.subscription_routes import add_consumer_routes, add_subscription_routes
@@ -140,6 +141,7 @@ def router(broker: Broker, layout: LayoutUpkeep) -> APIRouter:
     add_horizon_routes(api, broker)
     add_layout_routes(api, broker, layout)
     add_exclusive_producer_routes(api, broker)
+    add_read_hold_routes(api, broker)
     add_policy_routes(api, broker)
     add_broker_routes(api, broker)
     add_transaction_routes(api, broker)

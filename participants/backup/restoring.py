@@ -53,9 +53,10 @@ _OF_PROCESSES = (
     paths.PROCESSES,
     paths.DRAINS,
     paths.QUOTA_USES,
+    paths.READ_HOLDS,
     paths.GROUP_COMMIT_MARKERS,
 )
-"""What processes have said of themselves. They are gone."""
+"""What processes have said of themselves, and what readers hold. They are gone."""
 _OWN = (paths.INCARNATION, paths.VERSION, paths.GC_HORIZON)
 """What is made anew here."""
 

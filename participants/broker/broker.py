@@ -43,6 +43,7 @@ from participants.ledger.storage import LedgerError, LedgerStorage
 from participants.ledger.watermark import DEFAULT_PERCENT, Watermark
 from participants.messages.exclusive_producers import ExclusiveProducers
 from participants.messages.policies import Policies
+from participants.messages.read_holds import ReadHolds
 from participants.messages.removed import RemovedSegment, removed_segment
 from participants.messages.schema_versions import SchemaVersions
 from participants.messages.topics import Topics, segment_not_found
@@ -115,6 +116,7 @@ class Broker:
         self.topics = Topics(store, self.version)
         self.policies = Policies(store, self.topics, self.version)
         self.exclusive_producers = ExclusiveProducers(store, self.version, clock)
+        self.read_holds = ReadHolds(store, self.version, clock)
         self.schemas = SchemaVersions(store, self.topics, self.policies, self.version)
         self.url = url
         self.storage = storage

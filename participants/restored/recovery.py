@@ -5,7 +5,8 @@ step does harm if it is repeated:
 
     1. nothing is announced    announcements that the backup brought back expire by themselves
     2. a new incarnation       marked as recovering: processes that still run stop, and none can start
-    3. counters leap           no number that was assigned since the backup is assigned again; merges are given up
+    3. counters leap           no number that was assigned since the backup is assigned again; merges are given up, and
+                               read holds are over
     4. open transactions       are decided as the operator says
     5. ledgers, by segment     unknown ones are adopted or set aside; trimmed ones are left out; and before an adopted
                                one is recorded, its aborted entries are hidden
@@ -32,6 +33,7 @@ from metastore.errors import StoreTooNew, StoreWentBack
 from metastore.incarnation import version_of, with_barrier
 from metastore.txn import paths
 from metastore.txn.laws.remedies import RESTORE_AGAIN
+from metastore.txn.read_holds import end_holds
 from metastore.txn.records.processes import Incarnation
 from metastore.txn.states import TxnState
 from metastore.types import Record
@@ -135,6 +137,7 @@ class StoreRecovery:
         if not joined:
             await leap(self._store, incarnation.begun_ms)
             await give_up_merges(self._store)
+            await end_holds(self._store, paths.READ_HOLDS)
         transactions = RestoredTransactions(self._store, self._clock(), wishes.max_clock_skew_ms, wishes.backup_ms)
         recovered.decided, recovered.prepared = await transactions.decide(wishes.undecided)
         for storage in self._storages:

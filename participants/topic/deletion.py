@@ -25,6 +25,7 @@ import structlog
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.read_holds import end_holds
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metatxn.service.retry import until_it_succeeds
@@ -81,6 +82,7 @@ class Deletion:
         for definition in await Definitions(self._store).of_topic(name):
             if not definition.record.deleted:
                 await Definitions(self._store).drop(name, definition.name)
+        await end_holds(self._store, paths.read_holds(name))
         for segment_id in tombstone.topic.segments:
             await self.finish_segment(segment_id)
         if tombstone.topic.segments:

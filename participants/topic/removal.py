@@ -21,6 +21,7 @@ import structlog
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.read_holds import holds_in_force
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metastore.versions import Feature
@@ -158,6 +159,8 @@ class Removal:
             return True
         if not family.record.is_bare and not by_hand:
             return False
+        if not by_hand and await self._is_held(family.topic.topic.name):
+            return False
         needs = await self._needs(segment, family)
         if needs.reasons:
             raise needs.refusal(segment.id)
@@ -172,6 +175,12 @@ class Removal:
             return False
         await self._finish(segment)
         return True
+
+    async def _is_held(self, topic: str) -> bool:
+        """Whether a reader holds a revision of the topic, and so perhaps the layout of that time (DESIGN §5.24). It was
+        read before, and removing a segment replaces it at that version."""
+        holds = await holds_in_force(self._store, paths.read_holds(topic), self._broker.clock())
+        return bool(holds)
 
     async def _family(self, segment: Segment) -> Family:
         topic = await self._broker.topics.get(segment.record.topic)

@@ -2,7 +2,7 @@
 drop what is due (see `participants.segment.retention`). The segment compacts itself as it is told here.
 
 A pass reads the policies of all topics that have segments here, at once. A topic whose policy drops and closes nothing
-costs no more.
+costs no more. Of a topic that a reader holds nothing is dropped or compacted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import structlog
 
 from metastore.errors import MetastoreError
 from metastore.txn import paths
+from metastore.txn.read_holds import holds_in_force
 from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
 from metatxn.wire.policies import UNLIMITED, EffectivePolicy
@@ -48,10 +49,12 @@ class Retention:
         in_force = await self._broker.policies.in_force(topic)
         if in_force is None:
             return
-        _set_cleanup(segments, in_force)
-        records = await self._records(in_force)
         now_ms = self._broker.clock()
-        due = droppable(in_force.policy, records, now_ms)
+        # Behind the read of the topic, which whoever takes a hold writes again (DESIGN §5.24).
+        held = bool(await holds_in_force(self._broker.store, paths.read_holds(topic), now_ms))
+        _set_cleanup(segments, None if held else in_force)
+        records = await self._records(in_force)
+        due = {} if held else droppable(in_force.policy, records, now_ms)
         active = sum(record.state == "active" for record in records.values())
         await self._bound_backlog(in_force, segments, records, now_ms)
         for segment in segments:

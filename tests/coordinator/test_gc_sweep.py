@@ -17,9 +17,12 @@ from metastore.backends.memory import MemoryStore
 from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
+from metastore.txn.records.topics import TopicRecord
 from metastore.txn.store import gc_horizon, put_write_op
+from metastore.versions import ClusterVersion
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
+from participants.messages.read_holds import ReadHolds, WantedHold
 from tests.coordinator.conftest import FakeClock, refusal, under_key
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
@@ -283,3 +286,82 @@ async def test_at_quiescence_nothing_is_left(etcd: EtcdStore, clock: FakeClock) 
     assert (await gc.collect_once()).deleted == 4 + 2 + SLICE + 5
     everything = [record.key for record in (await etcd.range("/", "0", keys_only=True)).records]
     assert everything == [paths.GC_HORIZON, paths.transaction_key(None, "k"), paths.id_sequence(0)]
+
+
+TOPIC = "public/default/orders"
+
+
+@pytest.fixture
+async def holds(truth: MemoryStore, clock: FakeClock) -> ReadHolds:
+    """Of readers of a topic."""
+    topic = TopicRecord(name=TOPIC, segments=(), next_segment=0, created_ms=1)
+    await truth.apply(truth.batch().create(paths.topic(TOPIC), topic.encode()))
+    return ReadHolds(truth, ClusterVersion(), clock)
+
+
+def wanted(hold_id: str = "a", revision: int | None = None) -> WantedHold:
+    return WantedHold(hold_id, 1_000, revision, None)
+
+
+async def test_headers_of_decisions_behind_a_held_revision_stay_until_the_hold_has_ended(
+    transactions: Transactions,
+    gc: GcSweep,
+    clock: FakeClock,
+    truth: MemoryStore,
+    store: FaultyStore,
+    holds: ReadHolds,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DESIGN §5.24; scenario 130."""
+    monkeypatch.setattr("coordinator.gc_sweep.SLICE", 2)
+    await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    held = (await holds.take(TOPIC, wanted())).revision
+    for _ in range(4):
+        await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    await holds.keep_alive(TOPIC, "a", 1_000)
+    store.requests = 0
+    assert await gc.collect_once() == Collected(deleted=1, kept=0)
+    assert len((await truth.scan(paths.HEADERS)).records) == 4 and await gc_horizon(truth) <= held
+    assert store.requests == 6, "it looks no further than at a slice of which all stay"
+    clock.now_ms += 1_001
+    assert await gc.collect_once() == Collected(deleted=4, kept=0), "the hold is over"
+    assert await holds.of_topic(TOPIC) == []
+    await refusal(holds.keep_alive(TOPIC, "a", 1_000), ErrorCode.NOT_FOUND)
+    await refusal(holds.take(TOPIC, wanted(revision=held)), ErrorCode.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("horizon", [True, False], ids=["it has moved before", "for the first time"])
+async def test_a_hold_that_is_taken_while_the_horizon_moves_keeps_it_where_it_is(
+    transactions: Transactions,
+    gc: GcSweep,
+    clock: FakeClock,
+    truth: MemoryStore,
+    store: FaultyStore,
+    holds: ReadHolds,
+    horizon: bool,
+) -> None:
+    if horizon:
+        await transactions.commit(await begin(transactions))
+        clock.now_ms += RETENTION_MS
+        assert (await gc.collect_once()).deleted == 1
+    before = await truth.current_revision()
+    await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    store.before_applies.append(lambda: holds.take(TOPIC, wanted(revision=before)))
+    assert await gc.collect_once() == Collected(deleted=0, kept=0)
+    assert await gc_horizon(truth) <= before
+    await holds.release(TOPIC, "a")
+    assert await gc.collect_once() == Collected(deleted=1, kept=0)
+
+
+async def test_a_hold_that_is_taken_just_before_the_horizon_is_read_is_seen(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore, holds: ReadHolds
+) -> None:
+    before = await truth.current_revision()
+    await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    store.before_reads.extend([None, lambda: holds.take(TOPIC, wanted(revision=before))])  # behind that of the headers
+    assert await gc.collect_once() == Collected(deleted=0, kept=0)
+    assert not store.before_reads and [hold.hold_id for hold in await holds.of_topic(TOPIC)] == ["a"]

@@ -49,6 +49,7 @@ SUBSCRIPTION = paths.subscription(TOPIC, "s")
 GROUP = paths.group("g")
 GROUP_OFFSET = paths.group_offset("g", SEGMENT)
 HOLD = paths.exclusive_producer(TOPIC)
+READ_HOLD = paths.read_hold(TOPIC, "h")
 MARK = paths.cursor_mark(SEGMENT, "s", 2)
 DELIVERIES = paths.delivery_counts(SEGMENT, "s", 2)
 BUCKET = paths.cursor_bucket(SEGMENT, "s", 2, (1, 2, 0))
@@ -147,6 +148,8 @@ async def subscribe(store: MetadataStore) -> None:
     await store.apply(store.batch().create(GROUP, GroupRecord(generation=1, updated_ms=1).encode()))
     held = ExclusiveProducerRecord(epoch=1, session="a", claimed_ms=1, until_ms=2)
     await store.apply(store.batch().create(HOLD, held.encode()))
+    read_hold = {"revision": 2**50, "created_ms": 1, "until_ms": 2}
+    await store.apply(store.batch().create(READ_HOLD, packed(read_hold)))
     batch = store.batch().create(GROUP_OFFSET, CommittedOffset(offset=3, committed_ms=1).encode())
     await store.apply(put_offset_op(batch, OPEN, OffsetOp(segment=SEGMENT, group="g", offset=4), None))
 
@@ -177,6 +180,10 @@ def _hold_damages() -> Iterator[Damage]:
     yield Damage("exclusive producer of nothing", {of_nothing: packed({"epoch": 1})}, of_nothing, "does not exist")
     deleted = {"name": TOPIC, "segments": SEGMENTS, "next_segment": 2, "created_ms": 1, "deleted": True}
     yield Damage("held behind its deletion", {paths.topic(TOPIC): packed(deleted)}, HOLD, "is deleted")
+    read = {"revision": 0, "created_ms": 1, "until_ms": 2}
+    yield Damage("held below the horizon", {READ_HOLD: packed(read)}, READ_HOLD, "revision 0 is held, but the horizon")
+    ghost = paths.read_hold("public/default/ghost", "h")
+    yield Damage("reader of nothing", {ghost: packed(read | {"revision": 2**50})}, ghost, "does not exist")
 
 
 async def findings(store: MetadataStore, page: int = 7) -> list[Finding]:

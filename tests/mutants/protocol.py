@@ -195,8 +195,8 @@ PROTOCOL = (
         "gc-without-horizon",
         "5.7: the horizon is advanced before headers are deleted",
         "coordinator/gc_sweep.py",
-        "        await self._advance_horizon(reached)\n",
-        "",
+        "free = await self._below_horizon(headers)",
+        "free = list(headers)",
     ),
     Mutant(
         "snapshot-of-collected-decisions",

@@ -54,6 +54,7 @@ NOT_AUDITED = {
     "look_at_horizons": "only reads",
     "check_schema": "only reads",
     "keep_topic": "changes an own hold",
+    "keep_read_hold": "changes an own hold",
     "learn_producer": "only reads",
 }
 """The endpoints that change something without a line, and why. Those of shares follow."""

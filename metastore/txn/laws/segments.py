@@ -10,7 +10,8 @@ from metastore.txn.laws.law import POSITION, Problems, View, decoded, named, par
 from metastore.txn.laws.operations import outcome_law
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
-from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord, ReadHoldRecord, TopicRecord
+from metastore.txn.records.transactions import GcHorizon
 from metastore.types import Record
 from metatxn.wire.names import number_of_segment
 
@@ -51,6 +52,17 @@ def exclusive_producer_law(record: Record, view: View) -> Problems:
         yield f"the epoch {producer.epoch} is not valid: epochs begin with 1", RESTORE
     if producer.held and producer.until_ms is None:
         yield "the topic is held without a time until which it is", RESTORE
+
+
+def read_hold_law(record: Record, view: View) -> Problems:
+    name, _ = parsed_key(record.key, lambda: paths.parse_read_hold(record.key), lambda parts: paths.read_hold(*parts))
+    hold = decoded(record, ReadHoldRecord.decode)
+    if view.get(paths.topic(name)) is None:
+        yield f"the topic {name} has a read hold but does not exist", DELETE
+    horizon = view.decode(GcHorizon, paths.GC_HORIZON)
+    if horizon is None or horizon.revision > hold.revision:
+        reached = horizon.revision if horizon is not None else "missing"
+        yield f"revision {hold.revision} is held, but the horizon of collected decisions is {reached}", DELETE
 
 
 def segment_law(record: Record, view: View) -> Problems:

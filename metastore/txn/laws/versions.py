@@ -100,6 +100,7 @@ _NEEDS: Mapping[str, Callable[[Record], list[Feature]]] = {
     paths.CURSORS: _of_cursor,
     paths.DRAINS: lambda record: [Feature.DRAIN],
     paths.EXCLUSIVE_PRODUCERS: lambda record: [Feature.EXCLUSIVE_PRODUCERS],
+    paths.READ_HOLDS: lambda record: [Feature.READ_HOLDS],
     paths.QUOTAS: lambda record: [Feature.QUOTAS],
     paths.QUOTA_USES: lambda record: [Feature.QUOTAS],
 }

@@ -101,3 +101,16 @@ class ExclusiveProducerRecord(JsonRecord):
     @property
     def ended(self) -> ExclusiveProducerRecord:
         return ExclusiveProducerRecord(epoch=self.epoch)
+
+
+class ReadHoldRecord(JsonRecord):
+    """`/read-hold/<topic>/<hold>`: while it is there, a snapshot of the topic at `revision` stays readable. It lasts
+    beyond `until_ms` until somebody removes it. `principal` is who has taken it, for people."""
+
+    revision: int
+    created_ms: int
+    until_ms: int
+    principal: str | None = None
+
+    def is_over(self, now_ms: int) -> bool:
+        return self.until_ms < now_ms

@@ -33,6 +33,7 @@ PREFIXES = (
     ("/group-offset/", "offsets of consumer groups"),
     ("/policy/", "policies"),
     ("/exclusive-producer/", "who alone may publish"),
+    ("/read-hold/", "revisions that readers hold"),
     ("/quota/", "quotas"),
     ("/quota-use/", "what principals have used lately"),
     ("/cluster/", "running services, drains and the cluster version"),

@@ -21,6 +21,7 @@ from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.policies import POLICIES
 from tests.mutants.guards.pulsar import PULSAR
 from tests.mutants.guards.quotas import QUOTAS
+from tests.mutants.guards.read_holds import READ_HOLDS
 from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.schemas import SCHEMAS
@@ -38,6 +39,7 @@ GUARDS = (
     *PARTICIPANTS,
     *DRAINING,
     *EXCLUSIVE,
+    *READ_HOLDS,
     *CONSUMERS,
     *BATCHES,
     *POLICIES,

@@ -75,6 +75,7 @@ REFUSED: Mapping[Feature, tuple[str, str, dict[str, Any]]] = {
     Feature.KAFKA: ("POST", "/v1/topics", {"name": "k", "segments": 1, "format": "kafka"}),
     Feature.PULSAR: ("POST", "/v1/topics", {"name": "p", "segments": 1, "format": "pulsar"}),
     Feature.EXCLUSIVE_PRODUCERS: ("POST", f"{TOPIC}/exclusive-producer", {"session": "a"}),
+    Feature.READ_HOLDS: ("POST", f"{TOPIC}/read-holds", {"hold_id": "a"}),
     Feature.SCHEMA_VERSIONS: ("PUT", f"{TOPIC}/schema", {"schema": {"fields": [{"name": "id", "type": "int64"}]}}),
 }
 
