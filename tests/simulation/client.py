@@ -380,6 +380,18 @@ class Client:
         path = f"/v1/topics/{quote(topic, safe='')}/exclusive-producer"
         await self._ask("DELETE", self._brokers, path, {"epoch": epoch})
 
+    async def hold(self, topic: str, hold_id: str, hold_ms: int) -> int:
+        """The revision that is held, also if the call is repeated."""
+        path = f"/v1/topics/{quote(topic, safe='')}/read-holds"
+        return int(
+            (await self._ask("POST", self._brokers, path, body={"hold_id": hold_id, "hold_ms": hold_ms})).json()[
+                "revision"
+            ]
+        )
+
+    async def release_hold(self, topic: str, hold_id: str) -> None:
+        await self._ask("DELETE", self._brokers, f"/v1/topics/{quote(topic, safe='')}/read-holds/{hold_id}")
+
     async def publish_to_topic(
         self, topic: str, messages: list[dict[str, Any]], producer: str, sequence: int, patience_s: float
     ) -> list[MessageId]:

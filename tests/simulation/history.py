@@ -16,6 +16,7 @@ from itertools import zip_longest
 from math import inf
 from typing import Any
 
+from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.txn.records.transactions import GcHorizon, Header, TransactionKey
 from metastore.types import Changes, Event, Revision
@@ -28,6 +29,7 @@ _WITH_STATES = (
     paths.PREPARED,
     paths.SEGMENT_OWNERS,
     paths.EXCLUSIVE_PRODUCERS,
+    paths.READ_HOLDS,
 )
 _THERE = "there"
 
@@ -74,6 +76,20 @@ class Claimed:
     topic: str
     epoch: int
     answered: float
+
+
+@dataclass(eq=False, slots=True)
+class HeldRead:
+    """Who holds `topic` under the record `key` has read it as a snapshot at `revision`, twice if nothing failed.
+    `ended` is the revision of the store then, and `refused` the code of the refusal that has ended it."""
+
+    key: str
+    topic: str
+    revision: Revision
+    reads: list[list[Seen]] = field(default_factory=list)
+    """Of each that has reached the end."""
+    ended: Revision = 0
+    refused: str | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -350,6 +366,9 @@ class History:
     """Of each segment the place below which all entries were dropped, or somebody has asked for it."""
     compacted: set[str] = field(default_factory=set)
     """Topics of which only the latest entry of each key need be there."""
+    held_reads: list[HeldRead] = field(default_factory=list)
+    compactions: list[tuple[Revision, str]] = field(default_factory=list)
+    """When a compaction of which segment has left something out."""
     dropped: list[Dropped] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
     clocks_differ_s: float = 0.0
@@ -361,8 +380,8 @@ class History:
     layouts: dict[str, list[str]] = field(default_factory=dict)
     """Of each topic its segments in the end, parents before their children."""
     states: dict[str, list[tuple[Revision, str | None]]] = field(default_factory=dict)
-    """Of each topic, segment, owner, subscription, exclusive producer and prepare, by the key of its record, when it
-    came to which state: None when it was deleted."""
+    """Of each topic, segment, owner, subscription, exclusive producer, read hold and prepare, by the key of its record,
+    when it came to which state: None when it was deleted."""
     revision: Revision = 0
     """Of the store's latest change."""
     broken: list[str] = field(default_factory=list)
@@ -373,6 +392,7 @@ class History:
     """The number of outcomes that the store remembered of each segment then."""
     few_outcomes: int = 0
     """A segment that is idle has fewer than so many."""
+    _compacted: dict[str, Revision] = field(default_factory=dict)
     bare: list[str] = field(default_factory=list)
     """The segments that were left then although nothing was left in them and nothing needed them."""
 
@@ -429,6 +449,8 @@ class History:
         for event in changes.events:
             if event.key.startswith(_WITH_STATES):
                 self._hear_state(event, changes.revision)
+            if event.key.startswith(paths.SEGMENTS):
+                self._hear_compaction(event, changes.revision)
             if event.key == paths.GC_HORIZON and event.record is not None:
                 self.gc_horizons.append(GcHorizon.decode(event.record.value).revision)
             elif event.key.startswith(paths.HEADERS):
@@ -437,6 +459,18 @@ class History:
                 _, key = paths.parse_transaction_key(event.key)
                 epoch = TransactionKey.decode(event.record.value).epoch
                 self.epochs.setdefault(key, []).append((changes.revision, epoch))
+
+    def was_held(self, topic: str, revision: Revision) -> str | None:
+        """A hold of the topic that was there before the change at `revision`, and after it."""
+        keys = [key for key in self.states if key.startswith(paths.read_holds(topic))]
+        return next((key for key in keys if self.was(key, {_THERE}, revision, revision - 1)), None)
+
+    def _hear_compaction(self, event: Event, revision: Revision) -> None:
+        record = json.loads(event.record.value) if event.record is not None else {}
+        compacted = (record.get("compaction") or {}).get("revision", 0)
+        if compacted > self._compacted.get(event.key, 0):
+            self._compacted[event.key] = compacted
+            self.compactions.append((revision, unescape(event.key.removeprefix(paths.SEGMENTS))))
 
     def _hear_state(self, event: Event, revision: Revision) -> None:
         record = json.loads(event.record.value) if event.record is not None else {"deleted": True}

@@ -30,6 +30,7 @@ from tests.simulation.history import (
     End,
     Expired,
     HandedOut,
+    HeldRead,
     History,
     HorizonSeen,
     Outcome,
@@ -112,12 +113,16 @@ def true_story() -> History:
         read([seen(a), seen(b), seen(c)], "read_uncommitted"),
         read([mark], segment=MARKS_SEGMENT),
     ]
+    history.compactions = [(36, SEGMENT), (46, SEGMENT)]
+    held = HeldRead(paths.read_hold(TOPIC, "h"), TOPIC, 21, [[seen(a), seen(b)], [seen(a), seen(b)]], ended=40)
+    history.held_reads = [held, replace(held, reads=[], ended=50, refused="POSITION_TRIMMED")]
     history.marks, history.mark_deletes = MARKS, {SEGMENT: (1, 1)}
     history.states = {
         paths.topic(TOPIC): [(1, "there")],
         paths.topic("gone"): [(1, "there"), (20, None)],
         paths.segment(SEGMENT): [(1, "active"), (30, "sealed")],
         paths.subscription(TOPIC, "s"): [(1, "there")],
+        paths.read_hold(TOPIC, "h"): [(36, "there"), (45, None)],
         f"{paths.PREPARED}{T2}": [(15, "there"), (20, None)],
     }
     history.begun_by = {T1: "by one", T2: "by two", T3: "by three"}
@@ -438,6 +443,26 @@ def seen_in_another_order(history: History) -> None:
     a.ended, b.begun = 1.5, 2.0
 
 
+def compacted_while_held(history: History) -> None:
+    history.compactions.append((38, SEGMENT))
+
+
+def dropped_while_held(history: History) -> None:
+    dropped(revision=40)(history)
+
+
+def refused_while_held(history: History) -> None:
+    history.held_reads[1].ended = 44
+
+
+def held_read_that_shows_less(history: History) -> None:
+    del history.held_reads[0].reads[1][0]
+
+
+def held_read_of_a_later_decision(history: History) -> None:
+    history.held_reads[0].revision = 15
+
+
 def kept_for_nothing(history: History) -> None:
     history.bare = [SEGMENT]
 
@@ -591,6 +616,13 @@ LIES: dict[str, list[Lie]] = {
         expired(ttl_ms=-1),
         expired(ttl_ms=-1, evicts_ms=9_000),
         expired(ttl_ms=-1, evicts_bytes=10_000),
+    ],
+    "keeps what a reader holds": [
+        compacted_while_held,
+        dropped_while_held,
+        refused_while_held,
+        held_read_that_shows_less,
+        held_read_of_a_later_decision,
     ],
     "frees what the policy frees": [not_freed],
     "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for, kept_for_nothing],

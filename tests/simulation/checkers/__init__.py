@@ -23,6 +23,7 @@ from tests.simulation.checkers import (
     exclusive,
     fencing,
     freed,
+    holds,
     horizons,
     kept,
     laws,
@@ -65,6 +66,7 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "nothing is left": leftovers.check,
     "the store is bounded": bounded.check,
     "never drops what the policy keeps": kept.check,
+    "keeps what a reader holds": holds.check,
     "frees what the policy frees": freed.check,
 }
 

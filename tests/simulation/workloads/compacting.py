@@ -11,6 +11,7 @@ from random import Random
 
 from tests.simulation.client import Client
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
+from tests.simulation.workloads.scholar import Scholar
 
 AUTHORS = 3
 KEYS = 4
@@ -36,6 +37,7 @@ class Compacting(Workload):
         for number in range(AUTHORS):
             self.employ(f"author-{number}", Author)
         self.employ("reader", Reader)
+        self.employ("scholar", Scholar)
 
 
 class Author(Actor):

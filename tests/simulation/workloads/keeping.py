@@ -2,7 +2,8 @@
 
 A policy is set on a topic, on the namespace, or on the cluster. One subscription is consumed, and some have another
 one that nobody uses, so that it holds everything back unless retention is hard. What is dropped is judged at the moment
-when it is. In the end a policy is set that frees much, and what it frees must be gone soon.
+when it is. One reader holds what it reads. In the end a policy is set that frees much, and what it frees must be gone
+soon.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from tests.simulation.client import Client, Doubtful, Refused, SegmentPlace
 from tests.simulation.drops import Witness, over
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
+from tests.simulation.workloads.scholar import Scholar
 
 AUTHORS = 2
 TIMEOUT_MS = (2_000, 15_000)
@@ -73,6 +75,7 @@ class Keeping(Workload):
         self.employ("guest", Guest)
         self.employ("browser", Browser)
         self.employ("clerk", Clerk)
+        self.employ("scholar", Scholar)
 
     async def read_everything(self) -> None:
         random = self.world.generator("the last policy")
