@@ -292,10 +292,11 @@ DEBIAN_ZOOKEEPER = Path("/usr/share/java/zookeeper.jar")
 
 
 def debian_zookeeper() -> list[Path]:
-    """The class path of Debian's ZooKeeper. Its manifest names what it needs besides a logger and, for TLS, Netty's
-    decoders."""
+    """The class path of Debian's ZooKeeper. Its manifest names what it needs besides a logger, Netty's decoders (for
+    TLS) and the API of servlets (for its AdminServer)."""
     assert DEBIAN_ZOOKEEPER.exists(), "ZooKeeper is not installed; the tests need it: apt-get install zookeeper"
-    return [DEBIAN_ZOOKEEPER, *(DEBIAN_ZOOKEEPER.with_name(jar) for jar in ("slf4j-simple.jar", "netty-codec.jar"))]
+    besides = ("slf4j-simple.jar", "netty-codec.jar", "servlet-api.jar")
+    return [DEBIAN_ZOOKEEPER, *map(DEBIAN_ZOOKEEPER.with_name, besides)]
 
 
 def pyspark_zookeeper() -> list[Path]:

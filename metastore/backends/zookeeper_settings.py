@@ -1,21 +1,29 @@
-"""How the servers of a ZooKeeper ensemble are set up, as far as they tell by the commands `srvr` and `conf`.
-docs/stores.md has the reasons."""
+"""How the servers of a ZooKeeper ensemble are set up, as far as they tell: by the commands `srvr` and `conf`, by their
+AdminServer, and by what they do with a large request. docs/stores.md has the reasons."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from http.client import HTTPConnection, HTTPException
+from ssl import SSLError
 
 from kazoo.hosts import collect_hosts
+from kazoo.protocol.serialization import Connect
 
 from metastore.backends.credentials import Tls
 from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.backends.zookeeper_group_commit import MAX_REQUEST_BYTES
 
 WITHIN_S = 3.0
+ADMIN_PORT = 8080
+"""Where an AdminServer listens, unless `admin.serverPort` says otherwise. Nothing in the client's protocol tells it."""
 MOST_BYTES = 1 << 20
 OLDEST = (3, 6)
 MUCH_LOG_BYTES = 20 << 30
@@ -29,13 +37,17 @@ Remark = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperSettings:
-    """One server. `silence` says why nothing is known of it; without `conf` it does not allow that command."""
+    """One server. `silence` says why nothing is known of it; without `conf` it does not allow that command. `file` is
+    the text of its configuration, if its AdminServer tells it, and `takes_large` whether it takes a request as large as
+    any of a store; `None` is not known."""
 
     server: str
     servers: int
     version: str | None = None
     mode: str | None = None
     conf: Mapping[str, int] = field(default_factory=dict)
+    file: str | None = None
+    takes_large: bool | None = None
     silence: str | None = None
     away: bool = False
 
@@ -47,6 +59,8 @@ class ZooKeeperSettings:
             return
         yield from self._of_version(about)
         yield from self._of_mode(about)
+        yield from self._of_requests(about)
+        yield from self._of_purges(about)
         if not self.conf:
             yield "zookeeper settings", about, "skipped", "it does not allow the command `conf`", _ALLOW
             return
@@ -70,6 +84,27 @@ class ZooKeeperSettings:
             yield "zookeeper mode", about, "problem", f"it stands alone, and --store names {self.servers}", action
         else:
             yield "zookeeper mode", about, "ok", self.mode, ""
+
+    def _of_requests(self, about: str) -> Iterator[Remark]:
+        if self.takes_large is None:
+            return
+        does = "takes" if self.takes_large else "ends the connection at"
+        action = "" if self.takes_large else f"Leave its jute.maxbuffer at 1048575, its default: {_STORES}"
+        what = f"it {does} a request of {MAX_REQUEST_BYTES} bytes"
+        yield "zookeeper jute.maxbuffer", about, "problem" if action else "ok", what, action
+
+    def _of_purges(self, about: str) -> Iterator[Remark]:
+        check = "zookeeper autopurge"
+        if self.file is None:
+            what = f"no AdminServer tells its file at port {ADMIN_PORT}"
+            yield check, about, "skipped", what, f"See that its file has autopurge.purgeInterval=1: {_STORES}"
+            return
+        hours = int(_setting(self.file, "autopurge.purgeInterval") or 0)
+        if hours > 0:
+            yield check, about, "ok", f"it removes old snapshots and logs every {hours} h", ""
+        else:
+            action = f"Set autopurge.purgeInterval=1, unless zkCleanup.sh runs every day: {_STORES}"
+            yield check, about, "advice", "it never removes old snapshots and logs", action
 
     def _of_connections(self, about: str) -> Iterator[Remark]:
         most = self.conf.get("maxClientCnxns")
@@ -96,19 +131,26 @@ class ZooKeeperSettings:
         yield "zookeeper log", about, "problem" if action else "ok", f"{size >> 20} MiB of logs", action
 
 
-async def settings_of_servers(store: ZooKeeperStore) -> AsyncIterator[ZooKeeperSettings]:
+async def settings_of_servers(
+    store: ZooKeeperStore, *, admin_port: int = ADMIN_PORT
+) -> AsyncIterator[ZooKeeperSettings]:
     """One for each server that the URL of the store names."""
     hosts, _ = collect_hosts(store.connection.hosts)
     tls = store.connection.tls
     for host, port in hosts:
         server = f"{host}:{port}"
         try:
-            told = await asyncio.to_thread(_ask, host, port, b"srvr", tls)
+            srvr = await asyncio.to_thread(_ask, host, port, b"srvr", tls)
             conf = await asyncio.to_thread(_ask, host, port, b"conf", tls)
         except OSError as error:
             yield ZooKeeperSettings(server, len(hosts), silence=f"it does not answer: {error}", away=True)
-        else:
-            yield told_by(server, len(hosts), told, conf)
+            continue
+        told = told_by(server, len(hosts), srvr, conf)
+        if told.mode is None:  # it serves nobody
+            yield told
+            continue
+        file = await asyncio.to_thread(_file, host, admin_port)
+        yield replace(told, file=file, takes_large=await asyncio.to_thread(_takes_large, host, port, tls))
 
 
 def told_by(server: str, servers: int, srvr: str, conf: str) -> ZooKeeperSettings:
@@ -127,17 +169,52 @@ def told_by(server: str, servers: int, srvr: str, conf: str) -> ZooKeeperSetting
     )
 
 
-def _ask(host: str, port: int, command: bytes, tls: Tls | None) -> str:
+def _setting(file: str, name: str) -> str | None:
+    found = re.findall(rf"^\s*{re.escape(name)}\s*[=:\s]\s*(\d+)\s*$", file, re.MULTILINE)
+    return str(found[-1]) if found else None
+
+
+def _file(host: str, port: int) -> str | None:
+    """The text of the server's configuration file, by the AdminServer; `None` if there is none."""
+    connection = HTTPConnection(host, port, timeout=WITHIN_S)
+    try:
+        connection.request("GET", "/commands/initial_configuration")
+        told = json.loads(connection.getresponse().read(MOST_BYTES))
+    except (OSError, HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    found = told.get("initial_configuration") if isinstance(told, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _takes_large(host: str, port: int, tls: Tls | None) -> bool | None:
+    """Whether it answers a request of as many bytes as `MAX_REQUEST_BYTES`, and does not end the connection.
+
+    The request opens a session that there cannot be, and what follows in it means nothing, so it changes nothing: the
+    answer says that the session has expired.
+    """
+    asked = Connect(0, 0, SESSION_MS, session_id=1, passwd=bytes(16), read_only=False).serialize()
+    frame = struct.pack(">i", MAX_REQUEST_BYTES) + bytes(asked).ljust(MAX_REQUEST_BYTES, b"\0")
+    try:
+        return bool(_ask(host, port, frame, tls))
+    except (ConnectionResetError, BrokenPipeError, SSLError):  # it has ended the connection before all was sent
+        return False
+    except OSError:
+        return None
+
+
+def _ask(host: str, port: int, request: bytes, tls: Tls | None) -> str:
     """The answer ends with the connection. Some servers end that without a farewell of TLS."""
     with socket.create_connection((host, port), timeout=WITHIN_S) as plain:
         plain.settimeout(WITHIN_S)
         if tls is None:
-            return _answer(plain, command)
+            return _answer(plain, request)
         with tls.context().wrap_socket(plain, server_hostname=host) as secured:
-            return _answer(secured, command)
+            return _answer(secured, request)
 
 
-def _answer(connection: socket.socket, command: bytes) -> str:
-    connection.sendall(command)
+def _answer(connection: socket.socket, request: bytes) -> str:
+    connection.sendall(request)
     with connection.makefile("rb") as answer:
         return answer.read(MOST_BYTES).decode(errors="replace")

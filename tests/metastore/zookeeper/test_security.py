@@ -103,6 +103,7 @@ async def test_the_doctor_sees_the_settings_with_and_without_tls(
         assert found["zookeeper mode"] == "standalone" and "MiB" in found["zookeeper log"]
         assert found["zookeeper maxClientCnxns"] == "any number of connections from one address"
         assert found["zookeeper sessions"] == "a session of 6 s lasts 6 s"
+        assert found["zookeeper jute.maxbuffer"] == "it takes a request of 1000000 bytes"
     away = f"127.0.0.1:{free_port()}"
     store = await opened(f"zk://{tls_server.endpoint},{away}/doctor")
     wrong = {(each.check, each.about) async for each in examine(store) if each.verdict == "problem"}

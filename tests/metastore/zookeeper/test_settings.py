@@ -1,16 +1,25 @@
-"""Goal: the doctor sees how ZooKeeper is set up. Method: answers of servers as they are and as they might be;
-`test_security` asks real ones."""
+"""Goal: the doctor sees how ZooKeeper is set up. Method: answers of servers as they are and as they might be, and real
+ones; `test_security` asks more of these."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from metastore.backends.zookeeper_settings import ZooKeeperSettings, told_by
+from metastore.backends.zookeeper_settings import ZooKeeperSettings, settings_of_servers, told_by
+from tests.metastore.zookeeper.conftest import OpenStore
+from tests.servers import SHORT_LIVED_JAVA, ZooKeeperServer, free_port
 
 SRVR = "Zookeeper version: 3.8.0-1, built on 2022\nConnections: 1\nMode: follower\nNode count: 5\n"
 CONF = "clientPort=2181\ndataDir=/data/version-2\ndataLogSize=67108880\ntickTime=2000\nmaxClientCnxns=0\n"
 CONF += "minSessionTimeout=4000\nmaxSessionTimeout=40000\n"
+FILE = "tickTime=2000\nautopurge.snapRetainCount=3\nautopurge.purgeInterval=1\n"
+SEE = "docs/stores.md has the settings."
 REFUSED = "conf is not executed because it is not in the whitelist.\n"
+
+TOLD = told_by("a:2181", 3, SRVR, CONF)
 
 
 def judged(settings: ZooKeeperSettings) -> dict[str, str]:
@@ -19,8 +28,8 @@ def judged(settings: ZooKeeperSettings) -> dict[str, str]:
 
 
 def test_settings_of_the_docs_are_in_order() -> None:
-    settings = told_by("a:2181", 3, SRVR, CONF)
-    assert judged(settings) == {} and len(list(settings.examined())) == 5
+    settings = replace(told_by("a:2181", 3, SRVR, CONF), file=FILE, takes_large=True)
+    assert judged(settings) == {} and len(list(settings.examined())) == 7
 
 
 @pytest.mark.parametrize(
@@ -37,9 +46,54 @@ def test_settings_of_the_docs_are_in_order() -> None:
     ],
 )
 def test_what_is_wrong_is_named_with_its_setting(srvr: str, conf: str, check: str, words: str) -> None:
-    found = judged(told_by("a:2181", 3, srvr, conf))
+    found = judged(replace(told_by("a:2181", 3, srvr, conf), file=FILE))
     assert [*found] == [check] and found[check].startswith(words), found
 
 
 def test_a_server_that_stands_alone_may() -> None:
-    assert judged(told_by("a:2181", 1, SRVR.replace("follower", "standalone"), CONF)) == {}
+    alone = told_by("a:2181", 1, SRVR.replace("follower", "standalone"), CONF)
+    assert judged(replace(alone, file=FILE)) == {}
+
+
+def test_without_an_admin_server_nobody_knows_of_purges() -> None:
+    assert [*judged(TOLD)] == ["zookeeper autopurge"]
+    assert judged(TOLD)["zookeeper autopurge"].startswith("skipped: See that its file has autopurge.purgeInterval=1")
+
+
+@pytest.mark.parametrize(
+    ("file", "hours"),
+    [
+        ("autopurge.purgeInterval=24\n", 24),
+        (" autopurge.purgeInterval : 1 \n", 1),
+        ("autopurge.purgeInterval=1\nautopurge.purgeInterval=0\n", 0),
+        ("#autopurge.purgeInterval=1\n", 0),
+        ("", 0),
+    ],
+)
+def test_what_the_file_says_of_purges_counts(file: str, hours: int) -> None:
+    found = {check: (verdict, what) for check, _, verdict, what, _ in replace(TOLD, file=file).examined()}
+    verdict, what = found["zookeeper autopurge"]
+    assert verdict == ("ok" if hours else "advice") and (not hours or what.endswith(f" {hours} h"))
+
+
+async def test_a_server_that_never_purges_and_takes_small_requests_only_is_told_what_to_do(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
+    """Once that is done, there is nothing to say. The purges are those that its AdminServer tells."""
+    admin = free_port()
+    settings = {"admin.enableServer": "true", "admin.serverPort": admin, "admin.serverAddress": "127.0.0.1"}
+    small = (*SHORT_LIVED_JAVA, "-Djute.maxbuffer=999999")
+
+    async def asked(server: ZooKeeperServer) -> dict[str, str]:
+        store = await open_store(server)
+        (found,) = [judged(each) async for each in settings_of_servers(store, admin_port=admin)]
+        await store.close()
+        return found
+
+    with ZooKeeperServer(tmp_path, settings=settings, java_options=small) as server:
+        assert await asked(server) == {
+            "zookeeper jute.maxbuffer": "problem: Leave its jute.maxbuffer at 1048575, its default: " + SEE,
+            "zookeeper autopurge": "advice: Set autopurge.purgeInterval=1, unless zkCleanup.sh runs every day: " + SEE,
+        }
+    with ZooKeeperServer(tmp_path, settings={**settings, "autopurge.purgeInterval": 1}) as server:
+        assert await asked(server) == {}
