@@ -7,10 +7,12 @@ put a steady, light load on it.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from importlib.metadata import distribution
 from pathlib import Path
 
 import httpx
@@ -33,19 +35,28 @@ SWEEPS = [
 ]
 DISK_SIZE = "256m"
 POLL_S = 0.2
+SOURCE = Path(__file__).parents[2]
 
 
 class LiveCluster:
     """`services` and their `ways` to etcd by name; `disk` is that of `broker-1`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, request_timeout_s: float = 5) -> None:
         self._directory = directory
+        self._request_timeout_s = request_timeout_s
         self.services: dict[str, Service] = {}
         self.ways: dict[str, Relay] = {}
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in (*COORDINATORS, *BROKERS)}
+        self._releases: dict[str, str] = {}
         self.disk: Disk
         self.etcd: EtcdServer
         self.client: AsyncClient
+
+    @property
+    def targets(self) -> dict[str, dict[str, str]]:
+        """The addresses that Prometheus scrapes, by job and name."""
+        jobs = {"metatxn-coordinator": COORDINATORS, "metatxn-broker": BROKERS}
+        return {job: {name: self.addresses[name] for name in names} for job, names in jobs.items()}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -62,7 +73,9 @@ class LiveCluster:
                 self.services[name].launch()
             await self.ready()
             self.client = await stack.enter_async_context(
-                metatxn.connect_async(f"http://{self.addresses['coordinator-1']}", request_timeout_s=5)
+                metatxn.connect_async(
+                    f"http://{self.addresses['coordinator-1']}", request_timeout_s=self._request_timeout_s
+                )
             )
             yield
 
@@ -71,13 +84,38 @@ class LiveCluster:
 
     def _command(self, name: str) -> list[str]:
         role, port = name.partition("-")[0], self.addresses[name].partition(":")[2]
-        command = [sys.executable, "-m", "metatxn", role, "--port", port]
+        command = [*self._interpreter(name), "-m", "metatxn", role, "--port", port]
         command += ["--store", f"etcd://127.0.0.1:{self.ways[name].port}/ops"]
         if name in COORDINATORS:
             return command + SWEEPS
         if name in SHARED:
             return [*command, "--storage", f"file://{self._directory / 'objects'}"]
         return [*command, "--data-dir", str(self.data_dir(name)), "--max-ledger-bytes", str(256 << 10)]
+
+    def _interpreter(self, name: str) -> list[str]:
+        """With the installation that `restart_as` has made, if it has: its metadata precede those of the source."""
+        if name not in self._releases:
+            return [sys.executable]
+        path = os.pathsep.join([str(self._installation(self._releases[name])), str(SOURCE)])
+        return ["env", f"PYTHONPATH={path}", sys.executable, "-P"]
+
+    def _installation(self, release: str) -> Path:
+        return self._directory / f"release-{release}"
+
+    async def restart_as(self, name: str, release: str | None) -> None:
+        """The service stops, and starts again as another release: the same code, in an installation that tells this
+        version. `None` is the release that it was."""
+        if release is None:
+            del self._releases[name]
+        else:
+            self._releases[name] = release
+            metadata = self._installation(release) / f"metatxn-{release}.dist-info"
+            metadata.mkdir(parents=True)
+            (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: metatxn\nVersion: {release}\n")
+            (metadata / "entry_points.txt").write_text(distribution("metatxn").read_text("entry_points.txt") or "")
+        await self.services[name].stop()
+        self.services[name].launch()
+        await self.ready()
 
     def data_dir(self, name: str) -> Path:
         return (self.disk.path if name == "broker-1" else self._directory) / name

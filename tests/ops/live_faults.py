@@ -19,10 +19,11 @@ from tests.ops.live_cluster import COORDINATORS, LiveCluster, forever
 Fault = Callable[[LiveCluster], AbstractAsyncContextManager[None]]
 PAYLOAD = "x" * 1000
 PAUSE_S = 0.05
+ANOTHER_RELEASE = "999.0.0"
 
 
 @asynccontextmanager
-async def _meanwhile(*works: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+async def meanwhile(*works: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
     """These are done again and again until the end."""
     tasks = [asyncio.create_task(forever(work)) for work in works]
     try:
@@ -61,7 +62,7 @@ async def transactions_are_left_to_their_timeout(cluster: LiveCluster) -> AsyncI
         txn.leave_open()
         await asyncio.sleep(PAUSE_S)
 
-    async with _meanwhile(leave_one):
+    async with meanwhile(leave_one):
         yield
 
 
@@ -91,7 +92,7 @@ async def a_consumer_is_slower_than_the_producers(cluster: LiveCluster) -> Async
             await _send(cluster, topic, None, 5)
             await asyncio.sleep(PAUSE_S)
 
-        async with _meanwhile(consume, produce):
+        async with meanwhile(consume, produce):
             yield
     await cluster.client.drop_subscription(topic, "slow")
 
@@ -110,7 +111,7 @@ async def a_backlog_is_too_long(cluster: LiveCluster) -> AsyncIterator[None]:
             async with asyncio.timeout(2):
                 await cluster.client.publish(topic, {"v": PAYLOAD}, producer="p", sequence=number)
 
-    async with _meanwhile(publish):
+    async with meanwhile(publish):
         yield
     await cluster.client.drop_subscription(topic, "late")
 
@@ -127,7 +128,7 @@ async def a_message_cannot_be_processed(cluster: LiveCluster) -> AsyncIterator[N
             if found := await consumer.receive_many(timeout_s=1):
                 await consumer.negative_acknowledge(found)
 
-        async with _meanwhile(refuse):
+        async with meanwhile(refuse):
             yield
     await cluster.client.drop_subscription(topic, "s")
 
@@ -214,7 +215,7 @@ async def the_store_is_away(cluster: LiveCluster) -> AsyncIterator[None]:
 
         for name in COORDINATORS:
             cluster.ways[name].cut()
-        async with _meanwhile(*[ask] * 20):
+        async with meanwhile(*[ask] * 20):
             yield
     for name in COORDINATORS:
         cluster.ways[name].mend()
@@ -241,7 +242,7 @@ async def the_store_stalls(cluster: LiveCluster) -> AsyncIterator[None]:
         cluster.ways["coordinator-1"].release(lose=False)
         await asyncio.sleep(1.0)
 
-    async with _meanwhile(stall):
+    async with meanwhile(stall):
         yield
     cluster.ways["coordinator-1"].release(lose=False)
 
@@ -263,7 +264,7 @@ async def decisions_arrive_late(cluster: LiveCluster) -> AsyncIterator[None]:
         finally:
             cluster.ways["broker-2"].release(lose=False)
 
-    async with _meanwhile(delay):
+    async with meanwhile(delay):
         yield
 
 
@@ -277,7 +278,7 @@ async def a_machine_has_no_time(cluster: LiveCluster) -> AsyncIterator[None]:
         cluster.services["coordinator-2"].thaw()
         await asyncio.sleep(0.3)
 
-    async with _meanwhile(pause):
+    async with meanwhile(pause):
         yield
     cluster.services["coordinator-2"].thaw()
 
@@ -294,7 +295,7 @@ async def a_broker_loses_the_store_again_and_again(cluster: LiveCluster) -> Asyn
         cluster.ways["broker-3"].mend()
         await asyncio.sleep(6)
 
-    async with _meanwhile(lose):
+    async with meanwhile(lose):
         yield
     cluster.ways["broker-3"].mend()
     await cluster.ready()
@@ -316,6 +317,14 @@ async def a_broker_is_gone(cluster: LiveCluster) -> AsyncIterator[None]:
     await cluster.ready()
 
 
+@asynccontextmanager
+async def an_upgrade_is_not_finished(cluster: LiveCluster) -> AsyncIterator[None]:
+    """One process runs another release than all others."""
+    await cluster.restart_as("broker-4", ANOTHER_RELEASE)
+    yield
+    await cluster.restart_as("broker-4", None)
+
+
 STORIES: tuple[dict[Fault, tuple[str, ...]], ...] = (
     {
         a_transaction_is_forgotten: ("MetatxnTransactionHangs", "MetatxnReadersHeldBack"),
@@ -327,6 +336,7 @@ STORIES: tuple[dict[Fault, tuple[str, ...]], ...] = (
         connections_are_never_closed: ("MetatxnFilesRunOut",),
         a_ledger_is_damaged: ("MetatxnLedgerDamaged",),
         a_disk_fills_up: ("MetatxnDiskFills",),
+        an_upgrade_is_not_finished: ("MetatxnVersionsDiffer",),
     },
     {
         a_disk_is_full: ("MetatxnPublishesRefused",),
@@ -340,7 +350,6 @@ STORIES: tuple[dict[Fault, tuple[str, ...]], ...] = (
     {a_broker_is_gone: ("MetatxnServiceDown", "MetatxnGarbageStays")},
 )
 """The faults of a story are there at the same time. By fault, the alerts that have to fire."""
-NOT_MADE = {"MetatxnVersionsDiffer": "the previous release does not tell its version"}
 
 
 async def make(faults: AsyncExitStack, story: dict[Fault, tuple[str, ...]], cluster: LiveCluster) -> None:
