@@ -141,7 +141,7 @@ bench-lifecycle: setup  ## What a long life of aborts, splits and merges leaves 
 	$(BIN)/python -m benchmarks.lifecycle $(if $(TRANSACTIONS),--transactions $(TRANSACTIONS)) $(if $(CHANGES),--changes $(CHANGES)) $(if $(RUNS),--runs $(RUNS))
 
 soak: setup  ## Constant load for 20 minutes: do store, disk, memory or the time of a commit still grow? (HOURS=2)
-	$(BIN)/python -m pip install --quiet --editable '.[soak]'
+	$(BIN)/python -m pip install --quiet --editable '.[plots]'
 	$(BIN)/python -m benchmarks.soak --minutes $(if $(HOURS),$$(( 60 * $(HOURS) )),20)
 
 bench-client: setup  ## The client library: CPU of a small transaction, of 10,000 begins at once, and of starting
@@ -219,6 +219,11 @@ ops-test: setup  ## A real Prometheus scrapes a real cluster: each alert fires b
 
 dashboards: $(STAMP)  ## Write Grafana's dashboards to ops/grafana
 	$(BIN)/python scripts/dashboards.py
+
+.PHONY: dashboards-shots
+dashboards-shots: setup  ## The pictures of the dashboards in docs/operations.md, of a real cluster under load
+	$(BIN)/python -m pip install --quiet --editable '.[plots]'
+	$(BIN)/python -m tests.ops.shots docs/images
 
 docs: $(STAMP)  ## The pages as a site in build/site, where every link and anchor has to lead somewhere
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

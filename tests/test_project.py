@@ -25,10 +25,16 @@ from tests.test_source import ALLOWED
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-DEVELOPMENT = {"compose", "demo", "dev", "docs", "fuzz", "helm", "matrix", "peers", "soak"}
+DEVELOPMENT = {"compose", "demo", "dev", "docs", "fuzz", "helm", "matrix", "peers", "plots"}
 """Extras of which the product may import nothing."""
 BESIDE_THE_PRODUCT = ("tests", "benchmarks", "examples", "scripts")
-PART_OF = {"markupsafe": "jinja2", "pydantic-core": "pydantic", "starlette": "fastapi"}
+PART_OF = {
+    "markupsafe": "jinja2",
+    "pil": "matplotlib",  # the module of Pillow, where that is not installed
+    "pillow": "matplotlib",
+    "pydantic-core": "pydantic",
+    "starlette": "fastapi",
+}
 """Distributions that belong to another one, which asks for the version that fits."""
 NOT_IMPORTED = {
     "pandas": "Spark imports it where it exchanges Arrow data with Python",

@@ -1,5 +1,5 @@
-"""Goal: the dashboards that are checked in are those that the script makes, and every expression is one that
-Prometheus understands, of metrics that the services expose.
+"""Goal: the dashboards that are checked in are those that the script makes, every expression is one that Prometheus
+understands, of metrics that the services expose, and the runbook shows a picture of each.
 
 Method: the script, `promtool`, and the registries of both services.
 """
@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from scripts.dashboards import FOLDER, dashboards
-from tests.ops.test_rules import known_metrics, metrics_in, promtool, rules
+from tests.ops.plots import SUFFIXES, legend_of, shown
+from tests.ops.test_rules import ROOT, known_metrics, metrics_in, promtool, rules
 
 FILES = sorted(FOLDER.glob("*.json"))
 
@@ -66,3 +67,17 @@ async def test_every_metric_in_a_dashboard_is_exposed_or_recorded() -> None:
     assert len(asked) > 20 and asked <= await known_metrics()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     assert {each for each in expressions() if each.startswith("metatxn:")} <= recorded
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_runbook_shows_a_picture_of_it(path: Path) -> None:
+    """`make dashboards-shots` draws it, and knows the units of all panels."""
+    picture = ROOT / "docs" / "images" / f"dashboard-{path.stem}.png"
+    assert f"](images/{picture.name})" in (ROOT / "docs" / "operations.md").read_text()
+    assert picture.stat().st_size < 200_000
+    assert {panel["fieldConfig"]["defaults"]["unit"] for panel in panels(path)} <= {*SUFFIXES, "percentunit"}
+
+
+def test_a_picture_names_series_and_values_as_grafana_does() -> None:
+    assert legend_of("{{result}} of {{instance}}{{gone}}", {"result": "ended", "instance": "c"}) == "ended of c"
+    assert [shown(1_500, "B/s"), shown(0.5, "ops/s"), shown(2, "")] == ["1.5 kB/s", "0.5 ops/s", "2"]
