@@ -190,7 +190,7 @@ $(PULSAR): tests/gateways/pulsar/pulsar.pom.xml tests/gateways/pulsar/pulsar.sha
 spark-matrix: setup  ## Everything that can fail under a Spark job, on both stores (SPARK=4.0.1: with that version)
 	$(BIN)/python -m pip install --quiet --editable '.[matrix]'
 	$(if $(SPARK),$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK) 'pyspark==$(SPARK)')
-	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest $(addprefix tests/spark_connector/test_,failure_matrix.py connect.py shipping.py)
+	SPARK_MATRIX=1 $(if $(SPARK),PYTHONPATH=$(abspath build/pyspark-$(SPARK))) $(BIN)/python -m pytest $(addprefix tests/spark_connector/test_,failure_matrix.py connect.py shipping.py tracing.py)
 
 compose-test: setup  ## The images and docker-compose.yml for real, by Podman: used from this machine, with two kills (root)
 	scripts/install-debian-packages java
