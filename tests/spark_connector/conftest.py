@@ -16,11 +16,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 import metatxn
+from tests.extent import WHOLE
 from tests.servers import START_TIMEOUT_S, free_port
 from tests.spark_connector.helpers import FULL, JAVA_OPTIONS
 
 collect_ignore = [] if FULL else ["test_connect.py", "test_shipping.py"]
 """These take long: `make spark-matrix` runs them."""
+if not (WHOLE or FULL):
+    collect_ignore.append("test_tracing.py")  # which starts a cluster of Spark for itself
 TopicFactory = Callable[..., str]
 
 

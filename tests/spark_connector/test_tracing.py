@@ -9,15 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import metatxn
-from tests.extent import WHOLE
 from tests.service.test_tracing import TRACE, TRACEPARENT, receiver, traced_dev
-from tests.spark_connector.helpers import FULL
 from tests.spark_connector.matrix.cluster import CONF, environment
-
-pytestmark = pytest.mark.skipif(not (WHOLE or FULL), reason="only in make test-all and make spark-matrix")
 
 JOB = f"""
 import sys
