@@ -38,7 +38,8 @@ def add_page_route(api: APIRouter, broker: Broker, messages: Messages) -> None:
     ) -> Response:
         """Browse a topic as `GET /v1/topics/{topic}/messages` does, but answer entries as they are stored.
 
-        An answer has as many entries as fit into `max_bytes`, and never many more than 4 MiB; but at least one.
+        An answer has as many entries as fit into `max_bytes`, and never many more than 4 MiB; but at least one. It ends
+        after two seconds once it has one.
         """
         if after is not None and getattr(after, "ends", None) is not None:
             raise errors.InvalidArgument(

@@ -181,8 +181,9 @@ class Messages:
         compacted: bool = False,
         latest: bool = False,
     ) -> BrowsePage:
-        """Up to `limit` messages after `token`, or fewer if they have more than `max_bytes`; without a limit, the rest
-        of whole entries. At least one message. Waits up to `wait_ms` for the first one.
+        """Up to `limit` messages after `token`, or fewer if they have more than `max_bytes` or take longer than
+        `BROWSE_MS`; without a limit, the rest of whole entries. At least one message. Waits up to `wait_ms` for the
+        first one.
 
         A time as the token begins with what was published then or later. Without a token, `latest` returns at once with
         the place after everything readable, and `compacted` begins with the compacted view (see `compaction`). Later

@@ -159,11 +159,12 @@ class Nemesis:
         """A member of ZooKeeper is stopped before there is space again, as docs/stores.md tells operators: it would go
         on behind a torn record of its log, and forget what it acknowledges from then on."""
         member = self._cluster.members[name]
+        is_ill = isinstance(member, ZooKeeperServer)
         with self._full(name):
             yield
-            if isinstance(member, ZooKeeperServer):
+            if is_ill:
                 member.kill()
-        if isinstance(member, ZooKeeperServer):
+        if is_ill:
             member.launch()
         await self._cluster.revive(name)
 
