@@ -17,6 +17,7 @@ from __future__ import annotations
 from participants.backup.manifest import BackupDamaged, Chunk, LedgerCopy, Manifest, sum_of
 from participants.ledger.bucket import Bucket
 from participants.ledger.directories import segment_directory
+from participants.ledger.storage import StorageFailed
 
 _BACKUPS = "backups"
 MANIFEST = "manifest"
@@ -53,10 +54,23 @@ class BackupPlace:
             raise NoSuchBackup(f"there is no backup {backup} here") from None
 
     async def complete(self, manifest: Manifest) -> None:
-        """The backup counts from now on. Raises `FileExistsError` if there is one of this name."""
-        name = f"{_BACKUPS}/{manifest.id}/{MANIFEST}"
-        await self._bucket.create(name, manifest.to_bytes())
+        """The backup counts from now on. Raises `FileExistsError` if there is another one of this name.
+
+        If the answer is lost, or the library has repeated the put, the manifest that is there is this one.
+        """
+        name, content = f"{_BACKUPS}/{manifest.id}/{MANIFEST}", manifest.to_bytes()
+        try:
+            await self._bucket.create(name, content)
+        except (FileExistsError, StorageFailed):
+            if not await self._is_there(name, content):
+                raise
         await self._bucket.sync(name)
+
+    async def _is_there(self, name: str, content: bytes) -> bool:
+        try:
+            return await self._bucket.get(name) == content
+        except (FileNotFoundError, StorageFailed):
+            return False
 
     # -- records -------------------------------------------------------------------------------------------------
 

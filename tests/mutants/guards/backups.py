@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _TAKING = "participants/backup/taking.py"
+_PLACE = "participants/backup/place.py"
 _RESTORING = "participants/backup/restoring.py"
 _CUT = "tests/participants/backup/test_cut.py"
 _PLACES = "tests/participants/backup/test_places.py"
@@ -74,6 +75,22 @@ BACKUPS = (
         "earlier.entries == earlier.settled == record.entries:",
         "earlier.settled == record.entries:",
         tests=(f"{_PLACES}::test_what_a_crash_may_take_away_is_copied_again",),
+    ),
+    Mutant(
+        "backup-forgets-itself",
+        "a backup counts although the answer to its last write was lost",
+        _PLACE,
+        "return await self._bucket.get(name) == content",
+        "return False",
+        tests=(f"{_PLACES}::test_a_backup_counts_although_the_answer_to_its_last_write_was_lost",),
+    ),
+    Mutant(
+        "backup-takes-another-for-itself",
+        "a backup of the same name is not taken for this one",
+        _PLACE,
+        "return await self._bucket.get(name) == content",
+        "return bool(await self._bucket.get(name))",
+        tests=(f"{_PLACES}::test_two_backups_of_one_name_are_an_error",),
     ),
     Mutant(
         "backup-copies-flipped-bits",

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore as MemoryObjects
 
 from metastore.errors import StoreTooNew, StoreWentBack
 from metastore.txn import paths
@@ -21,7 +22,7 @@ from participants.backup.taking import NotCovered
 from participants.ledger.bucket import Bucket
 from participants.ledger.local_ledger import LocalSealedLedger
 from participants.ledger.object_ledger import ObjectSealedLedger
-from participants.ledger.storage import LedgerCorrupt, SealedLedger
+from participants.ledger.storage import LedgerCorrupt, SealedLedger, StorageFailed
 from tests.participants.backup.cases import BackupCase
 from tests.participants.devices import on_local_files, on_objects
 from tests.participants.segment.test_hidden import rolled
@@ -201,6 +202,37 @@ async def test_a_store_that_nobody_may_serve_is_not_backed_up(case: BackupCase, 
     with pytest.raises(StoreWentBack):
         await case.take()
     assert await case.place.ids() == []
+
+
+class LosingReplies(Bucket):
+    """Of puts that create an object: it is there, and the library repeats the put, or gives up."""
+
+    repeated = False
+
+    async def create(self, name: str, content: bytes) -> None:
+        await super().create(name, content)
+        if self.repeated:
+            await super().create(name, content)
+        raise StorageFailed("the connection was lost")
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+async def test_a_backup_counts_although_the_answer_to_its_last_write_was_lost(case: BackupCase, repeated: bool) -> None:
+    segment = await case.begin()
+    await publish(segment, "a")
+    bucket = LosingReplies(MemoryObjects())
+    bucket.repeated = repeated
+    case.place = BackupPlace(bucket)
+    manifest = await case.take()
+    assert await case.place.ids() == [manifest.id]
+
+
+async def test_two_backups_of_one_name_are_an_error(case: BackupCase) -> None:
+    await case.begin()
+    manifest = await case.take()
+    with pytest.raises(FileExistsError):
+        await case.place.complete(manifest.model_copy(update={"revision": manifest.revision + 1}))
+    assert await case.place.manifest() == manifest
 
 
 async def test_a_place_without_a_backup_says_so() -> None:
