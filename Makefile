@@ -209,10 +209,10 @@ helm-test: setup  ## Lint and render the Helm chart, and validate it by Kubernet
 S3_SERVER ?= $(abspath build/versitygw/versitygw)
 VERSITYGW_VERSION := v1.8.0
 
-object-store-test: setup  ## Ledgers in a real S3 server, Versity's gateway: their contract, faults, a kill -9 (needs Go, or S3_SERVER=its program)
+object-store-test: setup  ## Ledgers in a real S3 server, Versity's gateway: their contract, faults, a kill -9, a backup (needs Go, or S3_SERVER=its program)
 	scripts/install-debian-packages etcd
 	@[ -x "$(S3_SERVER)" ] || GOBIN=$(abspath build/versitygw) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
-	S3_SERVER=$(S3_SERVER) $(BIN)/python -m pytest -k s3 $(addprefix tests/participants/,ledger/with_real_s3.py ledger/test_contract.py ledger/test_faulty_s3.py processes/test_brokers.py)
+	S3_SERVER=$(S3_SERVER) $(BIN)/python -m pytest -k s3 $(addprefix tests/participants/,ledger/with_real_s3.py ledger/test_contract.py ledger/test_faulty_s3.py processes/test_brokers.py backup/with_real_s3.py)
 
 ops-test: setup  ## A real Prometheus scrapes a real cluster: each alert fires by its fault, made for real (root, for a small disk)
 	$(BIN)/python -m tests.ops

@@ -6,7 +6,7 @@ On each kind of device, that is. A test of what only local files can do says so:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from metastore.background import Backoff
 from tests.participants.devices import DeviceKind
 from tests.participants.segment.world import World
+from tests.servers import S3Server
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +34,16 @@ async def world(tmp_path: Path, device: DeviceKind) -> AsyncIterator[World]:
     world = World(tmp_path, device)
     yield world
     await world.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_server

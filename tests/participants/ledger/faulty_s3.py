@@ -1,11 +1,11 @@
 """An HTTP proxy in front of a server that speaks S3, with the faults that a real one has.
 
-    slow       one answer in a hundred takes a second, others some milliseconds
+    slow       the answer takes a second: with one in a hundred, that is the slowest hundredth
     throttled  503 SlowDown, and nothing was done
     lost       done, and the connection ends before the answer
     refused    the connection ends before the request is done
 
-What happens to a request is drawn by a seed, and counted.
+What happens to a request is drawn by a seed from a deck of a hundred, so that each fault happens, and is counted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _THROTTLED = b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConten
 
 
 class FaultyS3:
-    """`rates` is how often each fault happens. Without any, everything passes."""
+    """`of_hundred` is how many of a hundred requests have each fault. Without any, everything passes."""
 
-    def __init__(self, port: int, seed: int, **rates: float) -> None:
+    def __init__(self, port: int, seed: int, **of_hundred: int) -> None:
         self._target = port
         self._random = Random(seed)
-        self._rates = rates
+        self._deck = [fault for fault, times in of_hundred.items() for _ in range(times)]
+        self._deck += ["passed"] * (100 - len(self._deck))
+        self._left: list[str] = []
         self.made: Counter[str] = Counter()
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -81,12 +83,9 @@ class FaultyS3:
         return False  # the answer says that the connection ends
 
     def _drawn(self) -> str:
-        drawn = self._random.random()
-        for fault, rate in self._rates.items():
-            drawn -= rate
-            if drawn < 0:
-                return fault
-        return "passed"
+        if not self._left:
+            self._left = self._random.sample(self._deck, len(self._deck))
+        return self._left.pop()
 
     async def _forwarded(self, request: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._target)
