@@ -52,7 +52,8 @@ PAGES = {
     "subscriptions": f"{_TOPIC}/subscriptions",
     "one subscription": f"{_TOPIC}/subscriptions/behind",
     "preview of a seek": f"{_TOPIC}/subscriptions/behind/seek?to=earliest",
-    "preview of a seek to a revision": f"{_TOPIC}/subscriptions/behind/seek?to=revision&at={{revision}}",
+    "what a seek would do": f"{_TOPIC}/subscriptions/behind/seek/effect?to=earliest",
+    "what a seek to a revision would do": f"{_TOPIC}/subscriptions/behind/seek/effect?to=revision&at={{revision}}",
     "transactions": "/transactions",
     "transactions, by a text": "/transactions?text=nothing+has+this",
     "transactions, by a state": "/transactions?state=OPEN",
@@ -71,8 +72,9 @@ PAGES = {
     "sign in": "/sign-in",
 }
 
-READ_WHOLE = {"preview of a seek to a revision"}
-"""The time depends on what is kept of the topic, because no record tells where the entries of a transaction are."""
+READ_WHOLE = {"what a seek to a revision would do"}
+"""The parts that follow in their pages, and take the longer the more is kept of the topic: no record tells where the
+entries of a transaction are."""
 
 
 async def filled(url: str, topics: int, transactions: int, messages: int) -> Mapping[str, str]:

@@ -66,6 +66,7 @@ PAGES: dict[str, PageHandler] = {
     "/topics/{topic}/subscriptions": subscriptions.topic_subscriptions,
     "/topics/{topic}/subscriptions/{subscription}": subscriptions.one_subscription,
     "/topics/{topic}/subscriptions/{subscription}/seek": seeking.preview,
+    "/topics/{topic}/subscriptions/{subscription}/seek/effect": seeking.effect,
 }
 """What is shown, by path. Only callers whom the services know get there."""
 OPEN_PAGES: dict[str, PageHandler] = {"/sign-in": signing_in.form}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from metatxn.wire.names import topic_of_segment
 from metatxn.words import count_text, duration, short_id, size_text
@@ -84,12 +84,21 @@ def sentence(text: str) -> str:
     return begun if begun.endswith((".", "!", "?")) else f"{begun}."
 
 
+def coded(text: str) -> Markup:
+    """A text of which `this` is typed somewhere: the command line, or a program."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
 def plural(number: int, one: str, many: str | None = None) -> str:
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "ago": ago,
+    "coded": coded,
     "count": count,
     "part": path_part,
     "plain_topic": plain_topic,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-WIDTH, HEIGHT = 400, 150
+WIDTH, HEIGHT = 320, 150
 LEFT, RIGHT, TOP, BOTTOM = 62, 6, 9, 20
 """The space around the plot for the words at its axes."""
+LATELY = 3
+"""The latest value is not known yet while it is counted: what it is now is one of the last values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,30 @@ def nice(highest: float, base: int = 10) -> float:
 
 
 def _drawn(number: int, line: Line, highest: float, shown: Callable[[float], str]) -> DrawnLine:
-    last = len(line.values) - 1
-    points = [(_x(index, last), _y(value, highest)) for index, value in enumerate(line.values) if value is not None]
+    runs = list(_runs(line.values, highest))
     known = [value for value in line.values if value is not None]
-    path = " ".join(f"{'L' if index else 'M'}{x:.1f} {y:.1f}" for index, (x, y) in enumerate(points))
-    floor = HEIGHT - BOTTOM
-    area = f"M{points[0][0]:.1f} {floor} {'L' + path[1:]} L{points[-1][0]:.1f} {floor} Z" if len(points) > 1 else ""
+    lately = [value for value in line.values[-LATELY:] if value is not None]
     return DrawnLine(
-        number, line.name, path, area, shown(known[-1]) if known else "unknown", shown(max(known, default=0))
+        number,
+        line.name,
+        " ".join(map(_path, runs)),
+        " ".join(f"{_path(run)} V{HEIGHT - BOTTOM} H{run[0][0]:.1f} Z" for run in runs),
+        shown(lately[-1]) if lately else "unknown",
+        shown(max(known, default=0)),
     )
+
+
+def _runs(values: Sequence[float | None], highest: float) -> Iterator[list[tuple[float, float]]]:
+    """The points of each time of which everything is known. Nothing is drawn where nothing is known."""
+    last = len(values) - 1
+    for is_known, run in groupby(enumerate(values), lambda each: each[1] is not None):
+        if is_known:
+            yield [(_x(index, last), _y(value, highest)) for index, value in run if value is not None]
+
+
+def _path(run: Sequence[tuple[float, float]]) -> str:
+    (x, y), *others = run
+    return f"M{x:.1f} {y:.1f} " + " ".join(f"L{x:.1f} {y:.1f}" for x, y in others or run)
 
 
 def _x(index: float, last: int) -> float:

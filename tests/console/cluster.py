@@ -106,6 +106,10 @@ class ConsoleCluster:
 
         self._loop.run(looked())
 
+    def count_open(self) -> None:
+        """Count what is open, as a coordinator does every fifteen seconds."""
+        self._loop.run(self._coordinator.survey.look_once())
+
     async def _started(self, port: int) -> CoordinatorService:
         service = CoordinatorService(
             self.store, port=port, exposure=self._exposure, clock=self.now_ms, console=self._console

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -22,6 +23,7 @@ from tests.console.browser import Visitor, running_browser
 from tests.console.cluster import ConsoleCluster, Loop
 
 SIZE = {"width": 1180, "height": 760}
+PAID_AT = datetime(2026, 3, 2, 9, 4)  # noqa: DTZ001
 EXPRESSION = 'amount >= 30 and country = "DE"'
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
@@ -60,6 +62,7 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
                 left.append(held.id)
     _consumed(client, "orders", "billing")
     _held(client, "nightly-load")
+    cluster.count_open()
     return {
         "overview": "/",
         "topic": "/topics/orders",
@@ -83,7 +86,7 @@ def _table(client: metatxn.Client) -> str:
     countries = ("DE", "FR", "PL")
     with client.producer("payments") as producer:
         for number in range(400):
-            row = {"order": number, "amount": f"{number % 37}.50", "country": countries[number % 3]}
+            row = {"order": number, "amount": f"{number % 37}.50", "country": countries[number % 3], "paid_at": PAID_AT}
             producer.send(row, key=str(number % 20), properties={"by": "shop"}).result()
     return f"/topics/payments/messages?{urlencode({'where': EXPRESSION})}"
 

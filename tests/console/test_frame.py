@@ -30,8 +30,11 @@ EVERY_PAGE = (
     *("/cluster", "/cluster/brokers/{broker}", "/cluster/store?prefix=/txn/", "/cluster/store/check"),
     *("/access", "/access/tokens", "/access/audit"),
 )
-NO_PAGES = {"/unserved", "/topics/{topic}/messages/download"}
-"""What leads to another page, or is a file."""
+NO_PAGES = {
+    *("/unserved", "/topics/{topic}/messages/download"),
+    "/topics/{topic}/subscriptions/{subscription}/seek/effect",
+}
+"""What is a part of another page, or a file."""
 
 
 def sign_in(visitor: Visitor, token: str, path: str = "/") -> Page:
@@ -48,8 +51,11 @@ def test_every_page_can_be_used_by_everybody(visitor: Visitor, life: Life, clien
     (broker,) = client.cluster().brokers
     for path in EVERY_PAGE:
         page = visitor.open(path.format(open=life.open, hostile=life.hostile, broker=broker.id))
+        expect(page.locator("[hx-get]")).to_have_count(0)  # everything is there
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
         assert violations(page) == dark_violations(page) == [], path
+        for crumbs in page.locator(".crumbs").all():
+            assert crumbs.inner_text() == " / ".join(crumbs.get_by_role("link").all_inner_texts()), path
         page.set_viewport_size(PHONE)
         assert not is_too_wide(page), path
         page.set_viewport_size(DESKTOP)

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from metatxn.console.formats import rate, sentence, span, time_tag
+from metatxn.console.formats import coded, rate, sentence, span, time_tag
 from metatxn.console.plots import Line, nice, plot
 from metatxn.console.throughput import Together
 from metatxn.wire.models import ThroughputAnswer, ThroughputSample
@@ -50,6 +50,15 @@ def test_a_plot_says_in_words_what_it_shows() -> None:
     assert len(re.findall("[ML]", shown.lines[0].path)) == 3 and shown.lines[1].path == ""
 
 
+def test_nothing_is_drawn_where_nothing_is_known() -> None:
+    """A service that was away has no line across that time, and what it did before is not what it does now."""
+    (away,) = plot("Messages per second", [Line("in", [1.0, 2.0, None, 3.0])], rate).lines
+    assert [len(run.split("L")) for run in away.path.split("M")[1:]] == [2, 2], "a line, and a point"
+    assert away.area.count("Z") == 2 and away.now == "3/s"
+    (gone,) = plot("Messages per second", [Line("in", [7.0, *[None] * 3])], rate).lines
+    assert (gone.now, gone.most) == ("unknown", "7/s")
+
+
 @pytest.mark.parametrize(
     ("highest", "base", "end"),
     [(0, 10, 1), (0.3, 10, 0.5), (1, 10, 1), (1.1, 10, 2), (4.9, 10, 5), (73, 10, 100), (3000, 2, 4096), (0, 2, 1)],
@@ -77,3 +86,15 @@ def test_values_read_as_people_say_them() -> None:
         "2026-01-01 00:00:00 UTC</time>"
     )
     assert [time_tag(ms) for ms in (None, 10**30)] == ["–", str(10**30)], "also a time that no calendar has"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Run `metatxn dev <DIR>`.", "Run <code>metatxn dev &lt;DIR&gt;</code>."),
+        ("`a` or `b`", "<code>a</code> or <code>b</code>"),
+        ("It's ` <b>", "It&#39;s ` &lt;b&gt;"),
+    ],
+)
+def test_what_is_typed_is_shown_as_such_and_nothing_is_markup(text: str, shown: str) -> None:
+    assert coded(text) == shown

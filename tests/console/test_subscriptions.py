@@ -130,8 +130,12 @@ def test_transactions_in_the_way_are_named_and_aborted_only_if_asked_for(
         path = "/topics/in-the-way/subscriptions/s/seek"
         revision = client.begin().commit().revision
         shown = sender.get(f"{path}?to=revision&at={revision}").text
-        assert f"Move it to revision {revision}?" in shown and "2 messages" in shown
-        shown = sender.get(f"{path}?to=time&at=2001-01-01T00:00:00Z").text
+        assert f"Move it to revision {revision}?" in shown and "Would be delivered" not in shown, "no page waits for it"
+        assert "2 messages" in sender.get(f"{path}/effect?to=revision&at={revision}").text
+        assert sender.get(f"{path}?to=nowhere").status_code == 422
+        unknown = sender.get("/topics/in-the-way/subscriptions/nobody/seek/effect?to=earliest").text
+        assert "nobody" in unknown.partition('role="alert"')[2]
+        shown = sender.get(f"{path}/effect?to=time&at=2001-01-01T00:00:00Z").text
         assert txn.id in shown and 'name="force"' in shown
         assert sender.post(path, to="earliest").status_code == 409
         assert txn.refresh().state == "OPEN"
@@ -158,7 +162,8 @@ def test_what_cannot_be_done_is_said(
         answer = sender.post(f"/topics/orders/subscriptions/billing/{path}", **fields)
         assert (answer.status_code, words in answer.text) == (status, True), answer.text
         if path == "seek":
-            assert sender.get(f"/topics/orders/subscriptions/billing/seek?{urlencode(fields)}").status_code == status
+            told = sender.get(f"/topics/orders/subscriptions/billing/seek/effect?{urlencode(fields)}")
+            assert words in told.text.partition('role="alert"')[2], "in the place of what it would do"
 
 
 def test_a_change_is_offered_to_those_who_may_make_it_and_refused_otherwise(secured: Secured) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -22,21 +23,39 @@ ENDS = {"earliest": "the earliest message", "latest": "the place behind the late
 
 
 async def preview(visit: Visit) -> Response:
-    """What a move would do, and the form that makes it. It changes nothing."""
-    topic, name = visit.part("topic"), visit.part("subscription")
+    """The page on which somebody looks at a move before it is made. What the move would do follows in its place."""
     place = {"to": visit.query("to"), "at": visit.query("at")}
-    to, revision = _target(place)
-    client = visit.client if revision is None else visit.client_with(CHANGE_TIMEOUT_S)  # it reads the whole topic
-    told = await client.preview_seek(topic, name, to, revision=revision)
-    totals = {number: sum(getattr(each, number) for each in told.segments) for number in NUMBERS}
+    _, revision = _target(place)
+    topic = await visit.client.topic(visit.part("topic"))
+    url = subscription_url(topic.name, visit.part("subscription"))
     return visit.page(
         "seek.html",
+        topic=topic,
+        name=visit.part("subscription"),
+        where=ENDS.get(place["to"]) or (place["at"] if revision is None else f"revision {revision}"),
+        effect=f"{url}/seek/effect?{urlencode(place)}",
+    )
+
+
+async def effect(visit: Visit) -> Response:
+    """What a move would do, and the form that makes it. It changes nothing. The services read what is kept of the
+    topic for it, as far as they do not remember what they counted, so no page waits for it."""
+    place = {"to": visit.query("to"), "at": visit.query("at")}
+    try:
+        to, revision = _target(place)
+        client = visit.client_with(CHANGE_TIMEOUT_S)
+        told = await client.preview_seek(visit.part("topic"), visit.part("subscription"), to, revision=revision)
+    except metatxn.MetatxnError as error:
+        return visit.fragment("problem.html", "live", error=error)
+    return visit.fragment(
+        "seek_effect.html",
+        "part",
         told=told,
-        total=totals,
+        total={number: sum(getattr(each, number) for each in told.segments) for number in NUMBERS},
         segments=told.segments[:MOST_SEGMENTS],
         more=len(told.segments) - MOST_SEGMENTS,
         place=place,
-        where=ENDS.get(place["to"]) or (place["at"] if revision is None else f"revision {revision}"),
+        base=subscription_url(told.topic, told.name),
         may_change=may_consume(visit, told.topic),
         may_force=visit.access.may("admin", told.topic),
     )
