@@ -100,7 +100,7 @@ class BrokerService:
         self.broker: Broker | None = None
         self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
         self._running = AsyncExitStack()
-        self._throughput = Throughput(self.metrics.traffic.counts, clock)
+        self._throughput = Throughput(self.metrics.traffic.counts, clock, self._look_at_segments)
         self.app = self._create_app()
         self._listeners = dict(listeners or {})
         self.app.state.listeners = Listeners(advertise_url, self._listeners)
@@ -161,6 +161,10 @@ class BrokerService:
         await self.broker.announcement.start()
         self._throughput.start()
         self._tell(Lifecycle.SERVICE_READY, url=self.url, storage=self._storage.storage_id)
+
+    def _look_at_segments(self) -> None:
+        if self.broker is not None:
+            self.broker.look_at_traffic()
 
     def _own_principal(self) -> str | None:
         """The principal of this broker itself. Without a valid token it has the name of no principal."""

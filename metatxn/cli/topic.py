@@ -421,7 +421,7 @@ def topic_row(topic: TopicInfo) -> tuple[Any, ...]:
 
 def with_details(topic: TopicInfo, seen: Details) -> dict[str, Any]:
     """The topic with what the owners of its segments say of their size and of their readers."""
-    shown_too = {"entries", "size_bytes", "first_position", "last_position", "max_read_position", "pinned_by"}
+    shown_too = {"entries", "size_bytes", "first_position", "last_position", "max_read_position", "pinned_by", "rates"}
     found: dict[str, Any] = as_json(topic)
     for segment in found["segments"]:
         if (detail := seen.get(segment["segment"])) is not None:
@@ -453,7 +453,8 @@ def show_topic(
         return
     sizes = [_size_cells(seen.get(each.segment)) for each in topic.segments]
     print_rows(
-        (*columns, "ENTRIES", "SIZE", "BLOCKED_BY"), [(*row, *size) for row, size in zip(rows, sizes, strict=True)]
+        (*columns, "ENTRIES", "SIZE", "IN", "OUT", "BLOCKED_BY"),
+        [(*row, *size) for row, size in zip(rows, sizes, strict=True)],
     )
     print_blockers(waiting)
 
@@ -465,8 +466,10 @@ def _hold_text(hold: ReadHoldInfo) -> str:
 
 def _size_cells(detail: SegmentDetail | None) -> tuple[Any, ...]:
     if detail is None:
-        return None, None, None
-    return detail.entries, size_text(detail.size_bytes), detail.pinned_by and short_id(detail.pinned_by)
+        return (None,) * 5
+    rates = detail.rates
+    speeds = (f"{rates.messages_in:.1f}/s", f"{rates.messages_out:.1f}/s") if rates is not None else (None, None)
+    return detail.entries, size_text(detail.size_bytes), *speeds, detail.pinned_by and short_id(detail.pinned_by)
 
 
 def parsed_values(texts: Iterable[str], plain: bool) -> list[Any]:

@@ -18,10 +18,17 @@ REMEMBERED = 90
 
 
 class Throughput:
-    """`counts` returns counters that only grow, by the names of `ThroughputSample`; `now_ms` is the clock."""
+    """`counts` returns counters that only grow, by the names of `ThroughputSample`; `now_ms` is the clock. `looks_too`
+    is called with each look."""
 
-    def __init__(self, counts: Callable[[], Mapping[str, int]], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        counts: Callable[[], Mapping[str, int]],
+        now_ms: Callable[[], int],
+        looks_too: Callable[[], None] = lambda: None,
+    ) -> None:
         self._counts = counts
+        self._looks_too = looks_too
         self._now_ms = now_ms
         self._before: Mapping[str, int] = {}
         self._samples: deque[ThroughputSample] = deque(maxlen=REMEMBERED)
@@ -42,6 +49,7 @@ class Throughput:
         grown = {name: number - self._before.get(name, 0) for name, number in counted.items()}
         self._before = counted
         self._samples.append(ThroughputSample(at_ms=self._now_ms(), **grown))
+        self._looks_too()
 
     def answer(self) -> ThroughputAnswer:
         return ThroughputAnswer(interval_ms=LOOK_EVERY_MS, samples=list(self._samples))

@@ -300,12 +300,23 @@ class CutAnswer(BaseModel):
     end: bool
 
 
+class TrafficRates(BaseModel):
+    """What went through in a second, in the last minute or since the owner serves the segment: messages, and the bytes
+    of their payloads."""
+
+    messages_in: float
+    bytes_in: float
+    messages_out: float
+    bytes_out: float
+
+
 class SegmentDetail(BaseModel):
     """A segment as its owner sees it. Positions are `ledger:entry`; entry -1 is the position before the first entry.
 
     `last_visible_position` is the position of the last entry that readers can see: at or below `max_read_position`, and
     not of an aborted transaction. It is absent if there is no such entry. `waiting_entries` and `waiting_bytes` are
-    behind `max_read_position`. `open_count` counts the open transactions, also those that were not asked for.
+    behind `max_read_position`. `open_count` counts the open transactions, also those that were not asked for. `rates`
+    are absent in the first seconds.
     """
 
     model_config = example(
@@ -326,6 +337,7 @@ class SegmentDetail(BaseModel):
         aborted_count=0,
         entries=13,
         size_bytes=4096,
+        rates={"messages_in": 12.5, "bytes_in": 2650.0, "messages_out": 0.0, "bytes_out": 0.0},
     )
 
     segment: str
@@ -345,6 +357,7 @@ class SegmentDetail(BaseModel):
     aborted_count: int
     entries: int
     size_bytes: int
+    rates: TrafficRates | None = None
 
 
 class WorkOnSegment(BaseModel):

@@ -542,4 +542,5 @@ def _detail(segment: Segment, last_visible: Position | None, owner: str, max_ope
         aborted_count=buffer.aborted_count,
         entries=segment.ledgers.entries,
         size_bytes=segment.ledgers.size_bytes,
+        rates=segment.traffic.rates(),
     )

@@ -278,6 +278,11 @@ class Broker:
         for segment in self._segments.values():
             segment.lose(why)
 
+    def look_at_traffic(self) -> None:
+        """To be called `MINUTE_IN_LOOKS` times a minute, so that each segment knows what went through it lately."""
+        for segment in self._segments.values():
+            segment.traffic.look()
+
     @property
     def mirror_revision(self) -> Revision:
         return self._mirror.revision

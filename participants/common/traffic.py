@@ -1,4 +1,4 @@
-"""What goes through the topics of a broker, counted for each topic.
+"""What goes through the topics of a broker, counted for each topic, and for each segment that is served.
 
 The broker counts in plain attributes, which costs a fraction of a microsecond for each entry, and a scrape reads them.
 The number of series is bounded: the first topics that have traffic get series of their own, and all others share one.
@@ -6,16 +6,21 @@ The number of series is bounded: the first topics that have traffic get series o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from metatxn.service.throughput import LOOK_EVERY_MS
+from metatxn.wire.broker import TrafficRates
+
 MAX_TOPICS = 1_000
 """The most topics with series of their own."""
 OTHERS = "others"
 """The label of all other topics. It is no topic's name: those have two slashes."""
+MINUTE_IN_LOOKS = 60_000 // LOOK_EVERY_MS
 
 
 class TopicTraffic:
@@ -42,6 +47,49 @@ class TopicTraffic:
         self.entries_out += entries
         self.messages_out += messages
         self.bytes_out += size_bytes
+
+
+class SegmentTraffic(TopicTraffic):
+    """The counts of one segment as long as it is served here. All that it counts is counted for its topic, too."""
+
+    __slots__ = ("_looks", "_topic")
+
+    def __init__(self, topic: TopicTraffic) -> None:
+        super().__init__()
+        self._topic = topic
+        self._looks: deque[tuple[int, ...]] = deque(maxlen=MINUTE_IN_LOOKS + 1)
+
+    def came_in(self, messages: int, size_bytes: int) -> None:
+        super().came_in(messages, size_bytes)
+        self._topic.came_in(messages, size_bytes)
+
+    def went_out(self, messages: int, size_bytes: int, entries: int = 1) -> None:
+        super().went_out(messages, size_bytes, entries)
+        self._topic.went_out(messages, size_bytes, entries)
+
+    def redelivered(self, messages: int) -> None:
+        """So many messages were given to a consumer that had been given before."""
+        self.redeliveries += messages
+        self._topic.redeliveries += messages
+
+    def became_dead_letters(self, messages: int) -> None:
+        self.dead_letters += messages
+        self._topic.dead_letters += messages
+
+    def look(self) -> None:
+        """Remember what was counted up to now, `MINUTE_IN_LOOKS` times a minute."""
+        self._looks.append((self.messages_in, self.bytes_in, self.messages_out, self.bytes_out))
+
+    def rates(self) -> TrafficRates | None:
+        """What went through in a second of the last minute, or of as much of it as was looked at; None before that."""
+        if len(self._looks) < 2:
+            return None
+        seconds = (len(self._looks) - 1) * 60 / MINUTE_IN_LOOKS
+        first, last = self._looks[0], self._looks[-1]
+        messages_in, bytes_in, messages_out, bytes_out = (
+            (after - before) / seconds for before, after in zip(first, last, strict=True)
+        )
+        return TrafficRates(messages_in=messages_in, bytes_in=bytes_in, messages_out=messages_out, bytes_out=bytes_out)
 
 
 _COUNTERS = {

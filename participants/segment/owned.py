@@ -29,6 +29,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.common.signal import Signal
+from participants.common.traffic import SegmentTraffic
 from participants.ledger.chain import LedgerChain
 from participants.ledger.offsets import OpenOffsets
 from participants.segment.dedup import DedupTable
@@ -108,7 +109,7 @@ class OwnedSegment:
         self._headers = Follower(mirror, self._on_final)
         self.clock = clock
         self._metrics = metrics
-        self.traffic = metrics.traffic.of(record.topic)
+        self.traffic = SegmentTraffic(metrics.traffic.of(record.topic))
         self.work = metrics.work
         self._lag = metrics.horizon_lag.labels(segment_id)
         self._tasks: set[asyncio.Task[Any]] = set()

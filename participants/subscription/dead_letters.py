@@ -79,7 +79,7 @@ class DeadLetters:
             await part.gave_up(txn_id)
             raise
         await part.gave_up(txn_id)
-        part.segment.traffic.dead_letters += len(letters)
+        part.segment.traffic.became_dead_letters(len(letters))
 
 
 def _report(part: SegmentSubscription, error: Exception) -> None:

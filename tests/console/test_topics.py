@@ -39,6 +39,27 @@ def test_topics_are_found_by_a_part_of_their_name(visitor: Visitor, life: Life) 
     expect(page.get_by_text("No topic matches.")).to_be_visible()
 
 
+def test_topics_are_listed_with_what_goes_through_them_and_how_long_it_is_kept(
+    sender: Sender, cluster: ConsoleCluster, client: metatxn.Client
+) -> None:
+    """The services look by themselves, too: a minute has two messages a second, whenever they do."""
+    client.create_topic("flowing", segments=2)
+    client.set_topic_policy("flowing", retention="hard", retention_ms=86_400_000)
+    for _ in range(20):
+        cluster.look()
+    with client.producer("flowing") as producer:
+        for number in range(120):
+            producer.send(number, key=str(number))
+    assert len(list(client.reader("flowing"))) == 120
+    cluster.look()
+    listed, shown = sender.get("/topics?text=flowing").text, sender.get("/topics/flowing").text
+    assert re.findall(r'<td class="n">(\d+\.\d/s|\d+/s)', listed) == ["2/s", "2/s"]
+    assert "hard" in listed and "1d" in listed
+    assert "2/s, 2/s" in shown
+    client.create_topic("just-made")
+    assert re.findall(r'<td class="n">(–|[\d.]+/s)', sender.get("/topics?text=just-made").text) == ["–", "–"]
+
+
 def test_a_topic_says_who_holds_back_its_readers(visitor: Visitor, client: metatxn.Client) -> None:
     """Since when, and from which position on; and it follows what is decided."""
     client.create_topic("held-back")

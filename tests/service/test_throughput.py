@@ -13,7 +13,9 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.service.throughput import REMEMBERED, Throughput
+from metatxn.wire.broker import TrafficRates
 from participants.common.metrics import BrokerMetrics
+from participants.common.traffic import MINUTE_IN_LOOKS, SegmentTraffic
 from participants.service import BrokerService
 
 
@@ -33,6 +35,24 @@ def test_a_broker_counts_what_goes_through_all_of_its_topics() -> None:
     traffic.of("a/b/d").came_in(4, 40)
     traffic.of("a/b/d").went_out(2, 20)
     assert traffic.counts() == {"messages_in": 7, "bytes_in": 70, "messages_out": 2, "bytes_out": 20}
+
+
+def test_a_segment_knows_what_went_through_it_in_the_last_minute_and_its_topic_counts_it_too() -> None:
+    topic = BrokerMetrics().traffic.of("a/b/c")
+    one, other = SegmentTraffic(topic), SegmentTraffic(topic)
+    one.came_in(1_000, 0)
+    one.look()
+    assert one.rates() is None, "nobody knows since when"
+    for _ in range(2 * MINUTE_IN_LOOKS):
+        one.came_in(20, 400)
+        one.went_out(10, 100)
+        one.look()
+    other.redelivered(2)
+    assert one.rates() == TrafficRates(messages_in=2, bytes_in=40, messages_out=1, bytes_out=10)
+    assert (topic.messages_in, topic.bytes_out, topic.redeliveries) == (1_240, 1_200, 2)
+    for _ in range(MINUTE_IN_LOOKS):
+        one.look()
+    assert one.rates() == TrafficRates(messages_in=0, bytes_in=0, messages_out=0, bytes_out=0)
 
 
 async def test_a_coordinator_counts_what_begins_and_ends_there() -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 import metatxn
 from metatxn.console.tree import Tree
 from metatxn.console.visit import Values, Visit
-from metatxn.wire.broker import OpenTransaction, SegmentDetail, SegmentInfo, TopicInfo
+from metatxn.wire.broker import OpenTransaction, SegmentDetail, SegmentInfo, TopicInfo, TrafficRates
 from metatxn.wire.names import number_of_segment
 from metatxn.wire.policies import DEFAULTS, PolicyInfo
 
@@ -26,14 +26,20 @@ PATH = "/console/topics"
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """`details` are those of its active segments, or None if one of them cannot be had, or was not asked."""
+    """`details` are those of its active segments, or None if one of them cannot be had, or was not asked; `policy` is
+    None for those who may not see it."""
 
     topic: TopicInfo
     active: int
     details: Sequence[SegmentDetail] | None
+    policy: PolicyInfo | None
 
     def total(self, name: str) -> int | None:
         return None if self.details is None else sum(getattr(each, name) for each in self.details)
+
+    @property
+    def rates(self) -> TrafficRates | None:
+        return total_rates(self.details or ())
 
     @property
     def held(self) -> int:
@@ -78,11 +84,16 @@ def _url(text: str, token: str | None) -> str:
     return f"{PATH}?{urlencode(query)}" if query else PATH
 
 
-async def _rows(visit: Visit, found: Iterable[TopicInfo]) -> list[TopicRow]:
+async def _rows(visit: Visit, found: Sequence[TopicInfo]) -> list[TopicRow]:
     active = {topic.name: [each.segment for each in topic.segments if each.state == "active"] for topic in found}
     wanted = [name for names in active.values() for name in names][:MOST_LOOKED_AT]
-    details = await details_of(visit, wanted)
-    return [TopicRow(topic, len(active[topic.name]), _all(details, active[topic.name])) for topic in found]
+    details, policies = await asyncio.gather(
+        details_of(visit, wanted), asyncio.gather(*(_policy(visit, topic.name) for topic in found))
+    )
+    return [
+        TopicRow(topic, len(active[topic.name]), _all(details, active[topic.name]), policy)
+        for topic, policy in zip(found, policies, strict=True)
+    ]
 
 
 def _all(details: Mapping[str, SegmentDetail], names: Sequence[str]) -> list[SegmentDetail] | None:
@@ -121,6 +132,7 @@ async def one_topic(visit: Visit) -> Response:
             "tree": tree,
             "boxes": tree.boxes(),
             "total": _totals(details.values()),
+            "rates": total_rates(details.values()),
             "may_change": visit.access.may("admin", found.name) and not visit.site.read_only,
             "now_ms": visit.site.now_ms(),
         }
@@ -137,8 +149,18 @@ def _order(segment: SegmentInfo) -> Any:
 async def _policy(visit: Visit, name: str) -> PolicyInfo | None:
     try:
         return await visit.client.topic_policy(name)
-    except metatxn.NotAllowed:
+    except (metatxn.NotAllowed, metatxn.NotFound):
         return None
+
+
+def total_rates(details: Iterable[SegmentDetail]) -> TrafficRates | None:
+    """What goes through these segments together; None if one of them does not know it yet, or there is none."""
+    found = [each.rates for each in details]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found):
+        return None
+    names = TrafficRates.model_fields
+    return TrafficRates(**{name: sum(getattr(each, name) for each in known) for name in names})
 
 
 def _totals(details: Iterable[SegmentDetail]) -> dict[str, int]:

@@ -537,6 +537,7 @@ async def test_a_segment_tells_who_holds_it_back(process: BrokerProcess, world: 
     assert detail["entries"] == 3 and detail["size_bytes"] > 3
     assert (detail["open_count"], detail["waiting_entries"]) == (2, 2)
     assert 0 < detail["waiting_bytes"] < detail["size_bytes"]
+    assert "rates" not in detail or detail["rates"] is None
     for most, named in ((0, []), (1, [str(one)]), (2, [str(one), str(two)])):
         fewer = (await process.http.get(f"/v1/segments/{enc(segment)}", params={"max_open": most})).json()
         assert [each["txn_id"] for each in fewer["open_transactions"]] == named and fewer["open_count"] == 2
