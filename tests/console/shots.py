@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -23,7 +22,7 @@ from tests.console.browser import Visitor, running_browser
 from tests.console.cluster import ConsoleCluster, Loop
 
 SIZE = {"width": 1180, "height": 760}
-PAID_AT = datetime(2026, 3, 2, 9, 4)  # noqa: DTZ001
+PAID_AT = "2026-03-02T09:04:00"
 EXPRESSION = 'amount >= 30 and country = "DE"'
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
