@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 WIDTH, HEIGHT = 320, 150
 LEFT, RIGHT, TOP, BOTTOM = 62, 6, 9, 20
@@ -83,11 +82,21 @@ def _drawn(number: int, line: Line, highest: float, shown: Callable[[float], str
 
 
 def _runs(values: Sequence[float | None], highest: float) -> Iterator[list[tuple[float, float]]]:
-    """The points of each time of which everything is known. Nothing is drawn where nothing is known."""
-    last = len(values) - 1
-    for is_known, run in groupby(enumerate(values), lambda each: each[1] is not None):
-        if is_known:
-            yield [(_x(index, last), _y(value, highest)) for index, value in run if value is not None]
+    """The points that a line joins: nothing is drawn where nothing is known. But looks are not quite regular, so a
+    single interval may have none."""
+    run: list[tuple[float, float]] = []
+    unknown = 0
+    for index, value in enumerate(values):
+        if value is None:
+            unknown += 1
+            continue
+        if run and unknown > 1:
+            yield run
+            run = []
+        run.append((_x(index, len(values) - 1), _y(value, highest)))
+        unknown = 0
+    if run:
+        yield run
 
 
 def _path(run: Sequence[tuple[float, float]]) -> str:

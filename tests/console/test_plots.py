@@ -52,8 +52,10 @@ def test_a_plot_says_in_words_what_it_shows() -> None:
 
 def test_nothing_is_drawn_where_nothing_is_known() -> None:
     """A service that was away has no line across that time, and what it did before is not what it does now."""
-    (away,) = plot("Messages per second", [Line("in", [1.0, 2.0, None, 3.0])], rate).lines
-    assert [len(run.split("L")) for run in away.path.split("M")[1:]] == [2, 2], "a line, and a point"
+    (away,) = plot("Messages per second", [Line("in", [1.0, None, 2.0, None, None, 3.0])], rate).lines
+    assert [len(run.split("L")) for run in away.path.split("M")[1:]] == [2, 2], (
+        "a line over an interval that was missed, and a point"
+    )
     assert away.area.count("Z") == 2 and away.now == "3/s"
     (gone,) = plot("Messages per second", [Line("in", [7.0, *[None] * 3])], rate).lines
     assert (gone.now, gone.most) == ("unknown", "7/s")
