@@ -24,8 +24,9 @@
     └── ServiceUnreachable         nothing answered      retriable
 
 Each has two facts: `retriable` (the same request may succeed later; the library has already tried for as long as
-`request_timeout_s` allows) and `definite` (the request certainly had no effect). `action` says what to do about it. For
-its code of the public contract, a class gives the HTTP status and the defaults of the other members.
+`request_timeout_s` allows) and `definite` (the request certainly had no effect). `action` says what to do about it; a
+traceback shows it below the error. For its code of the public contract, a class gives the HTTP status and the defaults
+of the other members.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class MetatxnError(Exception):
         self.definite = self.definite if definite is None else definite
         self.retry_after_s = retry_after_s
         self.members = {name: value for name, value in members.items() if value is not None}
+        if self.action and not detail.endswith(self.action):
+            self.add_note(self.action)
 
     def not_definite(self) -> MetatxnError:
         """The same error for a request of which other parts were, or may have been, carried out."""

@@ -7,6 +7,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import httpx
@@ -38,6 +39,16 @@ def test_problem_becomes_its_class(code: ErrorCode) -> None:
         assert error.members["txn_id"] == ID
     assert (error.code, error.retriable, error.definite) == (code, BY_CODE[code].retriable, BY_CODE[code].definite)
     assert error.action == BY_CODE[code].action
+
+
+def test_a_traceback_says_what_to_do() -> None:
+    """Once, also behind the way from a Spark task, whose line of the error has it already."""
+    error = metatxn.NotFound("there is no topic t", action="Create it.")
+    spark = metatxn.NotFound("NOT_FOUND: there is no topic t. Create it.", action="Create it.")
+    for each in (error, spark, pickle.loads(pickle.dumps(error))):
+        shown = "".join(traceback.format_exception(each))
+        assert shown.count("Create it.") == 1 and "there is no topic t" in shown
+    assert str(error) == "there is no topic t"
 
 
 def test_unknown_member_names_do_no_harm() -> None:
