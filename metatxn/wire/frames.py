@@ -257,6 +257,38 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> RawFrame:
     return RawFrame(**_decode_fields(view, start, end), buffer=view, start=start, end=end)
 
 
+class FramePlace(NamedTuple):
+    """What frame it is, how many entries were durable when it was written, and where it ends in its buffer."""
+
+    ledger: int
+    entry: int
+    durable: int
+    end: int
+
+
+def peek_place(view: memoryview, offset: int) -> FramePlace:
+    """As `peek`, of the same frames with the same errors, in a third of the time: for the scan of a whole ledger."""
+    start, end = _bounds(view, offset)
+    version, kind, flags, _, _, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
+    known = version == FORMAT_VERSION and kind <= HIGHEST_KIND and not flags & ~_ALL_FLAGS
+    if not known or durable > entry or not _fields_fit(view, flags, start + MIN_FRAME_BYTES, end):
+        _decode_fields(view, start, end)  # which says what is wrong
+    return FramePlace(ledger, entry, durable, end)
+
+
+def _fields_fit(view: memoryview, flags: int, at: int, end: int) -> bool:
+    """Whether the fields that these flags name, and a payload that is not too large, are between `at` and `end`. Raises
+    `CorruptFrame` for a name that is none."""
+    if flags & _HAS_TXN:
+        at += _TXN_BYTES
+    for name in (_HAS_WRITER, _HAS_PRODUCER):
+        if flags & name:
+            _, at = _decode_name(view, at, end)
+    if flags & _HAS_SEQUENCE:
+        at += _U64.size
+    return at <= end <= at + MAX_PAYLOAD_BYTES
+
+
 def _bounds(view: memoryview, offset: int) -> tuple[int, int]:
     """Where the frame at `offset` begins and ends, if its CRC matches."""
     assert 0 <= offset <= len(view), (offset, len(view))

@@ -64,6 +64,7 @@ from metatxn.wire.frames import (
     NewerFrame,
     RawFrame,
     peek,
+    peek_place,
 )
 from metatxn.wire.position import Position
 from participants.ledger.disk import Disk, read_all, write_all
@@ -113,15 +114,17 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
         chunk = memoryview(read_all(disk, fd, wanted, base))
         if not chunk:
             return found
+        at, entry = 0, found.entries
         try:
-            while found.end - base < len(chunk):
-                frame = peek(chunk, found.end - base)
-                expected = Position(ledger, found.entries)
-                if frame.position != expected:
-                    found.damage = f"frame {frame.position} is in the place of {expected}"
+            while at < len(chunk):
+                frame = peek_place(chunk, at)
+                if frame.ledger != ledger or frame.entry != entry:
+                    there, expected = Position(frame.ledger, frame.entry), Position(ledger, entry)
+                    found.damage = f"frame {there} is in the place of {expected}"
                     found.foreign = "no crash puts a frame there"
                     return found
-                found.offsets.append(base + frame.end)
+                at, entry = frame.end, entry + 1
+                found.offsets.append(base + at)
             wanted = _CHUNK_BYTES
         except IncompleteFrame as error:
             if len(chunk) < wanted:

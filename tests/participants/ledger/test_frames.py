@@ -9,8 +9,10 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,8 +25,10 @@ from metatxn.wire.frames import (
     CorruptFrame,
     Frame,
     FrameError,
+    FramePlace,
     IncompleteFrame,
     PayloadKind,
+    RawFrame,
     check_crcs,
     decode_frame,
     decode_frames,
@@ -34,6 +38,7 @@ from metatxn.wire.frames import (
     finish,
     peek,
     peek_all,
+    peek_place,
 )
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -140,6 +145,36 @@ def test_any_body_with_a_fitting_crc_is_a_frame_or_corrupt(body: bytes, data: st
     except CorruptFrame:
         return
     assert encode_frame(frame) == raw[:end]  # one encoding per frame
+
+
+@pytest.mark.parametrize("named", list(product([False, True], repeat=4)))
+def test_a_place_is_what_peeking_gives(named: tuple[bool, bool, bool, bool]) -> None:
+    """Of a frame with some of the fields, whole, cut, and with each body that is shorter or has another byte, and a CRC
+    that fits it."""
+    given: dict[str, Any] = {"txn_id": TxnId(1, 2), "writer": "wü", "producer": "p", "sequence": 3}
+    wanted = {name: value for (name, value), is_there in zip(given.items(), named, strict=True) if is_there}
+    raw = encode_frame(replace(PLAIN, durable=2, **wanted))
+    body = raw[8:]
+    others = [raw[:size] for size in range(len(raw) + 1)]
+    others += [sealed_body(body[:size]) for size in range(len(body) + 1)]
+    for at, value in product(range(len(body)), (0, 1, 2, 3, 7, 31, 128, 255)):
+        others.append(sealed_body(body[:at] + bytes([value]) + body[at + 1 :]))
+    for each in others:
+        assert told(peek_place, each) == told(peek, each)
+
+
+def test_a_place_of_a_payload_above_the_limit_is_none() -> None:
+    body = encode_frame(replace(PLAIN, payload=bytes(MAX_PAYLOAD_BYTES)))[8:] + b"x"
+    assert told(peek_place, sealed_body(body)) == told(peek, sealed_body(body)) != told(peek, encode_frame(PLAIN))
+
+
+def told(look: Callable[[memoryview, int], RawFrame | FramePlace], raw: bytes) -> tuple[object, ...]:
+    try:
+        found = look(memoryview(raw), 0)
+    except FrameError as error:
+        return type(error), str(error)
+    place = found.position if isinstance(found, RawFrame) else found
+    return place.ledger, place.entry, found.durable, found.end
 
 
 @given(FRAMES, st.data())
