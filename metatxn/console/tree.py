@@ -31,7 +31,9 @@ class Box:
 class Tree:
     """A segment begins to the right of all that it overlaps and follows, and ends where the next ones that overlap it
     begin; one that is active reaches the right end. Those that were deleted leave a space. Of two segments whose ranges
-    overlap, the one with the lower number is an ancestor of the other (`SegmentParts`)."""
+    overlap, the one with the lower number is an ancestor of the other (`SegmentParts`).
+
+    Where partitions were added, which have no hash, all partitions have the same height (DESIGN §5.20)."""
 
     def __init__(self, segments: Sequence[SegmentInfo], details: Mapping[str, SegmentDetail]) -> None:
         self._all = segments
@@ -43,6 +45,7 @@ class Tree:
             before = [self._begins[at] for at in range(index) if _overlap(self._shown[at], segment)]
             self._begins.append(1 + max(before, default=-1))
         self._columns = max(self._begins, default=0) + 1
+        self._as_partitions = any(each.range[0] > HASH_RANGE_END for each in self._shown)
 
     def boxes(self) -> list[Box]:
         return [self._box(index) for index in range(len(self._shown))]
@@ -58,8 +61,9 @@ class Tree:
 
     def _box(self, index: int) -> Box:
         segment, begin, column = self._shown[index], self._begins[index], WIDTH / self._columns
-        low, high = segment.range
-        y, height = HEIGHT * low / (HASH_RANGE_END + 1), HEIGHT * (high + 1 - low) / (HASH_RANGE_END + 1)
+        low, high = (index, index) if self._as_partitions else segment.range
+        whole = len(self._shown) if self._as_partitions else HASH_RANGE_END + 1
+        y, height = HEIGHT * low / whole, HEIGHT * (high + 1 - low) / whole
         width, shown_height = (self._end(index) - begin) * column - GAP, max(height - GAP, height / 2)
         detail = self._details.get(segment.segment)
         kind = "held" if detail is not None and detail.pinned_by is not None else segment.state

@@ -56,7 +56,7 @@ def namespace_name(text: str) -> str:
 
 def segment_id(topic: str, low: int, high: int, number: int) -> str:
     """`segment://tenant/namespace/topic/<lo>-<hi>-<n>`, with the inclusive hash range in hexadecimal; `n` is never
-    reused."""
+    reused. A range behind 0xffff has no hash of a key (DESIGN §5.20)."""
     return f"segment://{topic}/{low:04x}-{high:04x}-{number}"
 
 
@@ -94,7 +94,7 @@ def number_of_segment(segment: str) -> int:
         return -1
 
 
-_SEGMENT = re.compile(r"segment://(.+)/([0-9a-f]{4})-([0-9a-f]{4})-(0|[1-9][0-9]{0,18})", re.ASCII)
+_SEGMENT = re.compile(r"segment://(.+)/([0-9a-f]{4,5})-([0-9a-f]{4,5})-(0|[1-9][0-9]{0,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

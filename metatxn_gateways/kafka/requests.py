@@ -34,6 +34,7 @@ class KafkaRequest(IntEnum):
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
     SASL_AUTHENTICATE = 36
+    CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     INCREMENTAL_ALTER_CONFIGS = 44
     OFFSET_DELETE = 47
@@ -76,6 +77,7 @@ OFFERED: dict[int, range] = {
     _R.TXN_OFFSET_COMMIT: range(5),
     _R.DESCRIBE_CONFIGS: range(1, 5),
     _R.SASL_AUTHENTICATE: range(3),
+    _R.CREATE_PARTITIONS: range(4),
     _R.DELETE_GROUPS: range(3),
     _R.INCREMENTAL_ALTER_CONFIGS: range(2),
     _R.OFFSET_DELETE: range(1),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from metastore.errors import CheckFailed
 from metatxn.service import audit
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_SEGMENTS
@@ -72,6 +74,45 @@ class TopicCalls:
             await self._broker.policies.change_topic(name, policy)
         await self._broker.until_opened(topic.segments)
         return number
+
+    async def create_partitions(self, request: CallRequest, response: CallResponse) -> Any:
+        results = []
+        for each in request.topics:
+            code, why, status = KafkaCode.NONE, None, 200
+            try:
+                require_right(request.caller, "admin", each.name)
+                await self._add_partitions(each, validate_only=bool(request.validate_only))
+            except REFUSALS as error:
+                code, why, status = code_of(error), str(error), status_of(error)
+            if not request.validate_only:
+                _record("topic.add_partitions", each.name, status, request)
+            results.append(
+                response.make(
+                    "CreatePartitionsTopicResult", name=each.name, error_code=error_code(code), error_message=why
+                )
+            )
+        return response.make("CreatePartitionsResponse", throttle_time=_NO_TIME, results=tuple(results))
+
+    async def _add_partitions(self, wanted: Any, *, validate_only: bool) -> None:
+        """Counted again at each attempt, so that two that ask for the same number do not both add."""
+        name = own_name(wanted.name)
+        if wanted.assignments:
+            raise KafkaError(KafkaCode.INVALID_REPLICA_ASSIGNMENT)
+        grown = None
+        while grown is None:
+            stored = await self._broker.topics.get(name)
+            if stored.topic.format != "kafka":
+                raise KafkaError(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
+            count = wanted.count - len(stored.topic.segments)
+            if count <= 0 or wanted.count > MAX_SEGMENTS:
+                raise KafkaError(KafkaCode.INVALID_PARTITIONS)
+            if validate_only:
+                return
+            await assert_takes_topics(self._broker, name)
+            with suppress(CheckFailed):
+                grown = await self._broker.topics.add_partitions(stored, count, self._broker.storage.storage_id)
+        self._broker.forget_topic(name)
+        await self._broker.until_opened(grown.segments[-count:])
 
     async def delete_topics(self, request: CallRequest, response: CallResponse) -> Any:
         upkeep = self._broker.upkeep

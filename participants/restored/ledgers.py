@@ -13,7 +13,6 @@ the order of a key between it and its former parent is lost.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +23,8 @@ from metastore.txn import paths
 from metastore.txn.records.segments import LedgerRecord, OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Batch, Record
+from metatxn.wire.names import SegmentParts, number_of_segment, topic_of_segment
 from metatxn.wire.names import segment_id as new_segment_id
-from metatxn.wire.names import topic_of_segment
 from metatxn.wire.position import Position
 from participants.ledger.directories import segment_directory, segment_of
 from participants.ledger.form import Form
@@ -33,7 +32,6 @@ from participants.ledger.offsets import end_offset
 from participants.ledger.storage import LedgerMissing, LedgerStorage, SealedLedger
 
 HASHES = (0, 0xFFFF)
-_SEGMENT = re.compile(r"segment://.+/([0-9a-f]{4})-([0-9a-f]{4})-\d+")
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ async def survey(store: MetadataStore, storage: LedgerStorage) -> LedgerSurvey:
         named = segment_of(directory)
         if not numbers or (named is not None and await _was_deleted(store, named)):
             continue
-        if named is None or _SEGMENT.fullmatch(named) is None:
+        if named is None or number_of_segment(named) < 0:
             found.unnamed.append(directory)
         else:
             found.segments.append(FoundSegment(named, None, numbers))
@@ -171,7 +169,7 @@ class Ledgers:
             await self._store.apply(self._store.batch().replace(segment.stored, recovered.encode()))
 
     async def _make_segment(self, segment: FoundSegment, sealed: Sequence[SealedLedger]) -> None:
-        low, high = _range_of(segment.id)
+        low, high = SegmentParts.parse(segment.id).range
         record = SegmentRecord(
             topic=topic_of_segment(segment.id),
             range=(low, high),
@@ -211,13 +209,6 @@ class Ledgers:
     def _listed(self, ledger: SealedLedger) -> LedgerRecord:
         form = tuple(ledger.form) if ledger.form is not None else None
         return LedgerRecord(id=ledger.id, storage=self._storage.storage_id, entries=ledger.entries, form=form)
-
-
-def _range_of(segment: str) -> tuple[int, int]:
-    """The hash range in a segment's id."""
-    matched = _SEGMENT.fullmatch(segment)
-    assert matched is not None, segment
-    return int(matched[1], 16), int(matched[2], 16)
 
 
 def _first_position(record: SegmentRecord, ledgers: tuple[LedgerRecord, ...], missing: list[int]) -> str:

@@ -88,6 +88,14 @@ def test_no_two_segments_are_in_one_place(seed: int) -> None:
     )
 
 
+def test_partitions_share_the_map_once_some_were_added() -> None:
+    layout = Layout(2)
+    for number in (0x10000, 0x10001):
+        layout._add(number, number, [])
+    boxes = Tree(layout.all, {}).boxes()
+    assert [(box.x, box.y, box.height + GAP) for box in boxes] == [(0, HEIGHT * n / 4, HEIGHT / 4) for n in range(4)]
+
+
 def test_of_too_many_the_latest_are_shown() -> None:
     layout = Layout()
     while len(layout.all) <= MOST_BOXES:

@@ -257,6 +257,11 @@ class Asking:
 
     # -- topics ------------------------------------------------------------------------------------------------
 
+    async def create_partitions(self, name: str, count: int, version: int = 3, **more: Any) -> int:
+        topic = made(37, version, "CreatePartitionsTopic", **{"name": name, "count": count, "assignments": None} | more)
+        fields = {"topics": (topic,), "timeout": TIMEOUT, "validate_only": more.get("validate_only", False)}
+        return worst(await self._ask(37, version, made(37, version, "CreatePartitionsRequest", **fields)))
+
     async def create_topic(self, name: str, partitions: int = 1) -> int:
         topic = {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": (), "configs": ()}
         fields = {"topics": (made(19, 5, "CreatableTopic", **topic),), "timeout": TIMEOUT, "validate_only": False}

@@ -19,12 +19,16 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     OffsetSpec,
     ResourceType,
 )
 
+from metastore.check import StoreCheck
 from metatxn.service.security.principal import Grants, Principal
+from metatxn.wire.broker import MAX_SEGMENTS
+from metatxn.wire.names import MessageId
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.configs import InvalidConfig, policy_of
 from metatxn_gateways.kafka.offsets import GivenOffset, GroupMoved
@@ -91,6 +95,50 @@ async def test_nothing_goes_that_an_open_transaction_holds_back(gateway: Gateway
     assert await deleted(gateway, -1) == (0, 1)
     assert await ask.end(holder, commit=True) == 0
     assert (await ask.fetch("t", 0, 1))[1] == [(1, b"b")]
+
+
+async def test_partitions_are_added_and_keys_stay_where_they_are(gateway: Gateway, ask: Asking) -> None:
+    await gateway.create("t", segments=2)
+    keys = [{"value": number, "key": f"k{number}"} for number in range(20)]
+
+    async def routed() -> list[str]:
+        answer = await gateway.http.post("/v1/topics/t/messages", json={"messages": keys})
+        return [MessageId.parse(each).segment for each in answer.json()["message_ids"]]
+
+    before = await routed()
+    for number, version in enumerate(OFFERED[37]):
+        assert await ask.create_partitions("t", 3 + number, version) == 0
+        assert await ask.produce("t", 2 + number, b"a", b"b") == (0, 0)
+        assert await ask.produce("t", 2 + number, b"c") == (0, 2)
+    assert await routed() == before
+    assert len(set(before)) == 2
+    await gateway.crash()
+    assert await ask.fetch("t", 5, 1) == (0, [(1, b"b"), (2, b"c")], 3)
+    assert await ask.produce("t", 5, b"d") == (0, 3)
+    assert await ask.create_partitions("t", 7) == 0
+    assert (await gateway.http.get("/v1/topics/t")).json()["segments"][-1]["range"] == [0x10004, 0x10004]
+    assert not [finding async for finding in StoreCheck(gateway.world.store).findings()]
+
+
+async def test_partitions_are_not_added_where_that_is_refused(gateway: Gateway, ask: Asking) -> None:
+    await gateway.create("t", segments=2)
+    await gateway.process.create("ours")
+    assignment = made(37, 3, "CreatePartitionsAssignment", broker_ids=(1,))
+    for count in (-1, 0, 1, 2, MAX_SEGMENTS + 1):
+        assert await ask.create_partitions("t", count) == KafkaCode.INVALID_PARTITIONS
+    assert await ask.create_partitions("t", 3, assignments=(assignment,)) == KafkaCode.INVALID_REPLICA_ASSIGNMENT
+    assert await ask.create_partitions("never", 3) == KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await ask.create_partitions("ours", 3) == KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await ask.create_partitions("t", 3, validate_only=True) == 0
+    assert len((await gateway.http.get("/v1/topics/t")).json()["segments"]) == 2
+
+
+async def test_two_that_add_partitions_at_once_do_not_add_twice(gateway: Gateway, ask: Asking) -> None:
+    await gateway.create("t")
+    codes = await asyncio.gather(*(ask.create_partitions("t", 4) for _ in range(3)))
+    assert sorted(codes) == [0, KafkaCode.INVALID_PARTITIONS, KafkaCode.INVALID_PARTITIONS]
+    assert len((await gateway.http.get("/v1/topics/t")).json()["segments"]) == 4
+    assert await ask.produce("t", 3, b"a") == (0, 0)
 
 
 async def test_an_epoch_reaches_to_the_end(gateway: Gateway, ask: Asking) -> None:
@@ -393,5 +441,7 @@ async def test_librdkafka_administers(gateway: Gateway) -> None:
             (found,) = admin.list_offsets({TopicPartition("t", 0): spec}).values()
             assert found.result(PATIENCE_S).offset == offset
         assert len(admin.describe_cluster().result(PATIENCE_S).nodes) == 1
+        admin.create_partitions([NewPartitions("t", 3)])["t"].result(PATIENCE_S)
+        assert len(admin.list_topics("t", PATIENCE_S).topics["t"].partitions) == 3
 
     await asyncio.to_thread(work)

@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -283,6 +284,10 @@ class Program:
         for name in ("g", "nobody"):
             deleting = self._admin.delete_consumer_groups([name])[name]
             self.attempt(f"delete group {name}", partial(deleting.result, PATIENCE_S))
+        for topic, count in (("kept", 3), ("kept", 3), ("kept", 2), ("never", 3)):
+            adding = self._admin.create_partitions([NewPartitions(topic, count)])[topic]
+            self.attempt(f"{topic} with {count} partitions", partial(adding.result, PATIENCE_S))
+        self.tell("added", self._send(producer, "kept", "d", partition=2))
         self.tell("nodes", len(self._admin.describe_cluster().result(PATIENCE_S).nodes))
 
 

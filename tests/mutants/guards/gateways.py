@@ -284,6 +284,22 @@ GATEWAYS = (
         tests=(f"{_COMMITS}::test_no_offset_joins_a_transaction_that_is_decided_or_prepared",),
     ),
     Mutant(
+        "added-partitions-take-hashes",
+        "5.20: a partition that is added has no hash of a key",
+        "participants/messages/topics.py",
+        "        end = max(HASH_RANGE_END, *(",
+        "        end = max(0, *(",
+        tests=(f"{_ADMIN}::test_partitions_are_added_and_keys_stay_where_they_are",),
+    ),
+    Mutant(
+        "partitions-are-added-to-an-older-topic",
+        "5.20: partitions are added to the topic as it was read",
+        "participants/messages/topics.py",
+        "        batch.replace(stored.record, grown.encode())\n        self._create_segments",
+        "        batch.put(stored.record.key, grown.encode())\n        self._create_segments",
+        tests=(f"{_ADMIN}::test_two_that_add_partitions_at_once_do_not_add_twice",),
+    ),
+    Mutant(
         "former-life-of-an-instance-goes-on",
         "5.21: the earlier life of an instance is fenced",
         "metatxn_gateways/kafka/groups.py",
