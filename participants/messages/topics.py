@@ -92,7 +92,7 @@ class Topics:
         apply (DESIGN §5.20). Returns the topic with them. Raises `CheckFailed` if it was changed since it was read."""
         topic = stored.topic
         first = topic.next_segment
-        end = max(HASH_RANGE_END, *(SegmentParts.parse(each).range[1] for each in topic.segments))
+        end = max(SegmentParts.parse(each).range[1] for each in topic.segments)
         ranges = [(end + number, end + number) for number in range(1, count + 1)]
         added = tuple(new_segment_id(topic.name, *each, first + number) for number, each in enumerate(ranges))
         grown = topic.model_copy(update={"segments": (*topic.segments, *added), "next_segment": first + count})

@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 )
 
 from metastore.check import StoreCheck
+from metastore.errors import CheckFailed
 from metatxn.service.security.principal import Grants, Principal
 from metatxn.wire.broker import MAX_SEGMENTS
 from metatxn.wire.names import MessageId
@@ -139,6 +140,10 @@ async def test_two_that_add_partitions_at_once_do_not_add_twice(gateway: Gateway
     assert sorted(codes) == [0, KafkaCode.INVALID_PARTITIONS, KafkaCode.INVALID_PARTITIONS]
     assert len((await gateway.http.get("/v1/topics/t")).json()["segments"]) == 4
     assert await ask.produce("t", 3, b"a") == (0, 0)
+    before = await gateway.broker.topics.get("public/default/t")
+    await gateway.broker.policies.change_topic("public/default/t", {"retention_ms": 60_000})
+    with pytest.raises(CheckFailed):
+        await gateway.broker.topics.add_partitions(before, 1, gateway.broker.storage.storage_id)
 
 
 async def test_an_epoch_reaches_to_the_end(gateway: Gateway, ask: Asking) -> None:

@@ -287,8 +287,8 @@ GATEWAYS = (
         "added-partitions-take-hashes",
         "5.20: a partition that is added has no hash of a key",
         "participants/messages/topics.py",
-        "        end = max(HASH_RANGE_END, *(",
-        "        end = max(0, *(",
+        "[(end + number, end + number) for",
+        "[(number, number) for",
         tests=(f"{_ADMIN}::test_partitions_are_added_and_keys_stay_where_they_are",),
     ),
     Mutant(
