@@ -264,7 +264,8 @@ async def test_every_endpoint_that_changes_something_is_audited_or_has_a_reason(
     pages = "".join(path.read_text() for path in Path(pages_of_console.__path__[0]).glob("*.py"))
     named = re.findall(r'recording\(\s*"([\w.]+)"', pages)
     of_console = {f"console.{verb}" for verb in (*named, "segment.merge", "segment.seal", "segment.split")}
-    assert verbs | of_console | {"rights.change", "group.delete", "topic.add_partitions"} == {*SCHEMA["properties"]["verb"]["enum"]}
+    elsewhere = {"rights.change", "group.delete", "topic.add_partitions"}
+    assert verbs | of_console | elsewhere == {*SCHEMA["properties"]["verb"]["enum"]}
 
 
 def test_a_file_that_is_moved_away_is_begun_again(tmp_path: Path, lines: Lines) -> None:
