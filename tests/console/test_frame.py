@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 
 import httpx
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import Page, Route, expect
 from starlette.routing import compile_path
 
 import metatxn
@@ -105,6 +106,34 @@ def test_a_page_says_that_its_coordinator_is_gone_and_follows_the_next_one(
     cluster.start_coordinator()
     expect(lost).to_be_hidden()
     expect(page.get_by_role("region", name="Services").get_by_text(cluster.url, exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_a_page_whose_first_events_do_not_come_says_so_and_asks_again(
+    visitor: Visitor, cluster: ConsoleCluster, status: int | None
+) -> None:
+    """The coordinator was there for the page, and then not, or it had too much to do."""
+    visitor.expected = f"{GONE}|htmx:error"
+    failing = True
+
+    def asked(route: Route) -> None:
+        if not failing or "text/event-stream" not in route.request.headers["accept"]:
+            route.continue_()
+        elif status is None:
+            route.abort()
+        else:
+            route.fulfill(status=status, content_type="application/problem+json", body="{}")
+
+    visitor.page.route("**/*", asked)
+    page = visitor.open(f"/transactions?text=after-{status}")
+    lost = page.get_by_text("The coordinator does not answer")
+    expect(lost).to_be_visible()
+    expect(page.get_by_text("No transaction matches.")).to_be_visible()
+    failing = False
+    expect(lost).to_be_hidden()
+    with cluster.client() as client:
+        txn = client.begin(properties={"name": f"after-{status}"})
+        expect(page.locator(f"#txn-{txn.id}")).to_be_visible()
 
 
 def test_the_keyboard_is_enough(visitor: Visitor) -> None:

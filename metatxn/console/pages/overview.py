@@ -31,8 +31,11 @@ async def overview(visit: Visit) -> Response:
 
 async def unserved(visit: Visit) -> Response:
     """The part of the page that takes a little longer: segments that no broker serves, of the first topics by name."""
-    cluster = await visit.client.cluster()
-    topics, more = await visit.client.topics(limit=MOST_TOPICS).page_at(None)
+    try:
+        cluster = await visit.client.cluster()
+        topics, more = await visit.client.topics(limit=MOST_TOPICS).page_at(None)
+    except metatxn.MetatxnError as error:
+        return visit.fragment("problem.html", "live", error=error)
     brokers = [broker.url for broker in cluster.brokers]
     problems = [problem for topic in topics for problem in topic_problems(topic, brokers)]
     return visit.fragment(

@@ -2,6 +2,7 @@
 "use strict";
 
 (() => {
+  const AGAIN_MS = 2000;
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
   const today = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
@@ -23,9 +24,26 @@
     }
   }
 
+  // The extension connects again to what it was connected to. What fails the first time, htmx gives up.
+  function askAgain(part) {
+    connection(true);
+    const url = part.getAttribute("hx-sse:connect") ?? part.getAttribute("hx-get");
+    setTimeout(() => part.isConnected && htmx.ajax("GET", url, { source: part }), AGAIN_MS);
+  }
+
   document.addEventListener("htmx:sse:error", () => connection(true));
   document.addEventListener("htmx:sse:after:connection", () => connection(false));
-  document.addEventListener("htmx:after:swap", () => showTimes(document));
+  document.addEventListener("htmx:error", (failed) => failed.detail.ctx && askAgain(failed.detail.ctx.sourceElement));
+  document.addEventListener("htmx:before:response", (answered) => {
+    if (!answered.detail.ctx.response.raw.ok) {
+      answered.preventDefault();
+      askAgain(answered.detail.ctx.sourceElement);
+    }
+  });
+  document.addEventListener("htmx:after:swap", () => {
+    connection(false);
+    showTimes(document);
+  });
 
   document.addEventListener("click", (click) => {
     const copied = click.target.closest("[data-copy]");
