@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from metatxn.console.pages import overview
+from metatxn.health import HealthProblem
 from metatxn.words import short_id
 from tests.console.browser import Visitor
 from tests.console.cluster import ConsoleCluster
@@ -140,6 +143,25 @@ def test_what_hangs_is_named_with_its_cost(visitor: Visitor, life: Life) -> None
     expect(page.locator(f"#txn-{life.prepared}")).to_contain_text("behind an earlier one")
     visitor.open("/hanging?age=1h")
     expect(page.get_by_text("No transaction hangs.")).to_be_visible()
+
+
+def test_what_is_wrong_is_said_with_what_to_do_and_leads_to_it(
+    sender: Sender, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = "Start it with `metatxn broker`."
+    topic = f"public/default/{HOSTILE.replace('/', '_')}"
+    segment = f"segment segment://{topic}/0000-ffff-0"
+    wrong = [
+        HealthProblem(f"broker {HOSTILE}", "does not answer", action),
+        HealthProblem("cluster", "it is odd", action),
+    ]
+    monkeypatch.setattr(overview, "service_problems", lambda _: wrong)
+    monkeypatch.setattr(overview, "topic_problems", lambda *_: [HealthProblem(segment, "without a broker", action)])
+    shown, unserved = sender.get("/").text, sender.get("/unserved").text
+    assert f'href="/console/cluster#service-{quote(HOSTILE, safe="")}"' in shown and "It is odd." in shown
+    assert f'href="/console/topics/{quote(topic, safe="")}"' in unserved
+    for text in (shown, unserved):
+        assert "<code>metatxn broker</code>" in text and "<img src=x" not in text and "<script>alert" not in text
 
 
 @pytest.mark.usefixtures("later")
