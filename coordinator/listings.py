@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice, repeat
 
 from coordinator import answers, paging
@@ -96,6 +97,9 @@ class Listings:
         self.store = store
         self.clock = clock
         self._metrics = metrics or CoordinatorMetrics()
+        self._latest_open_ms: dict[int, int] = {}
+        """By the size of a slice, the earliest deadline of the latest open ones when they were read last: pages that
+        follow the list read it again and again. It only saves work, and is forgotten when they were all there are."""
 
     async def transactions(
         self, wanted: Filter, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
@@ -139,11 +143,7 @@ class Listings:
             if wanted.segment is not None:
                 raise invalid_field("order", "is not for the transactions that write to a segment")
             states = [TxnState(wanted.state)] if wanted.state is not None else [*TxnState]
-            name = "newest " + ",".join(states)
-            now_ms = self.clock()
-            return name, lambda after, limit: listing.latest_first(
-                store, states, now_ms=now_ms, after=after, limit=limit
-            )
+            return "newest " + ",".join(states), partial(self._latest_first, states)
         if wanted.segment is not None:
             segment = wanted.segment
             name = f"segment {segment}"
@@ -155,6 +155,18 @@ class Listings:
         state = TxnState(wanted.state)
         name = f"decided {state}"
         return name, lambda after, limit: listing.decided_by_time(store, state, after=after, limit=limit)
+
+    async def _latest_first(self, states: Sequence[TxnState], after: str, limit: int) -> list[Row]:
+        now_ms, begins = self.clock(), not after and TxnState.OPEN in states
+        hint = self._latest_open_ms.get(limit) if begins else None
+        rows = await listing.latest_first(
+            self.store, states, now_ms=now_ms, latest_open_ms=hint, after=after, limit=limit
+        )
+        if begins and len(rows) == limit and rows[-1].at_ms > now_ms:
+            self._latest_open_ms[limit] = rows[-1].at_ms
+        elif begins:
+            self._latest_open_ms.pop(limit, None)
+        return rows
 
     async def _read(self, rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
         """The rows whose header still exists, with the records as they are now."""

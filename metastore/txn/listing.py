@@ -57,17 +57,25 @@ async def by_id(store: MetadataStore, *, after: str = "", limit: int) -> list[Ro
 
 
 async def latest_first(
-    store: MetadataStore, states: Sequence[TxnState], *, now_ms: int, after: str = "", limit: int
+    store: MetadataStore,
+    states: Sequence[TxnState],
+    *,
+    now_ms: int,
+    latest_open_ms: int | None = None,
+    after: str = "",
+    limit: int,
 ) -> list[Row]:
     """Transactions in these states, the latest time first: of an open one its deadline, of others the decision. So the
-    open ones come first, but for those whose deadline has passed. `now_ms` only saves work.
+    open ones come first, but for those whose deadline has passed.
+
+    `now_ms` only saves work, and so does `latest_open_ms`, a deadline at or behind which there may be enough open ones.
 
     A position is `<ms20>/<txnId>` in all of the indexes, so one position says where to continue in each of them.
     """
     rows: list[Row] = []
     for state in states:
         if state is TxnState.OPEN:
-            rows += await _rows_before(store, paths.DEADLINE_INDEX, after, limit, None)
+            rows += await _rows_before(store, paths.DEADLINE_INDEX, after, limit, latest_open_ms)
         else:
             rows += await _rows_before(store, f"{paths.FINAL_STATE_INDEX}{state}/", after, limit, now_ms)
     return sorted(rows, key=lambda row: row.position, reverse=True)[:limit]
@@ -123,8 +131,8 @@ async def participants(store: MetadataStore, txn_id: TxnId, *, limit: int) -> li
 
 
 async def _rows_before(store: MetadataStore, root: str, before: str, limit: int, latest_ms: int | None) -> list[Row]:
-    """The last rows, backwards. etcd sorts all rows that such a read covers: 100,000 of them take 160 ms. So the last
-    seconds before `before`, or before `latest_ms` if nothing is likely to be later, are looked at by themselves."""
+    """The last rows, backwards. etcd sorts all rows that such a read covers: 100,000 of them take 160 ms. So what is
+    behind the last seconds before `before`, or before `latest_ms`, is looked at by itself, as long as it is enough."""
     end = f"{root}{before}" if before else prefix_end(root)
     tops = [latest_ms] if latest_ms is not None else []
     tops += [int(before.partition("/")[0])] if before else []

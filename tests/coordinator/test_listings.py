@@ -130,6 +130,40 @@ async def test_the_newest_first(listings: Listings, population: dict[str, list[s
     ]
 
 
+async def test_the_latest_open_ones_are_read_by_themselves_once_it_is_known_where_they_are(
+    listings: Listings, transactions: Transactions, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """etcd sorts all that is read backwards. What has begun or ended since is not missed."""
+    begun = []
+    for _ in range(120):
+        begun.append(str(id_of((await transactions.begin(BeginRequest(timeout_ms=600_000))).header)))
+        clock.now_ms += 1_000
+    read: list[int] = []
+    of_store = listings.store.range
+
+    async def counted(start: str, end: str, **options: Any) -> RangeResult:
+        if start.startswith(paths.DEADLINE_INDEX):
+            read.append(len((await of_store(start, end)).records))
+        return await of_store(start, end, **options)
+
+    monkeypatch.setattr(listings.store, "range", counted)
+
+    async def first_page() -> list[str]:
+        read.clear()
+        return [str(each.txn_id) for each in (await listings.transactions(Filter(newest=True, state="OPEN"), 5)).items]
+
+    assert await first_page() == begun[:-6:-1] and read == [120]
+    assert await first_page() == begun[:-6:-1] and read == [60], "50, and those of ten seconds before"
+    for txn_id in begun[-3:]:
+        await transactions.abort(TxnId.parse(txn_id))
+    later = str(id_of((await transactions.begin(BeginRequest(timeout_ms=600_000))).header))
+    assert await first_page() == [later, *begun[-4:-8:-1]] and read == [58]
+    for txn_id in begun[20:-3]:
+        await transactions.abort(TxnId.parse(txn_id))
+    assert await first_page() == [later, *begun[19:15:-1]]
+    assert await first_page() == [later, *begun[19:15:-1]] and read == [21], "they are all that are left"
+
+
 async def test_young_transactions(
     listings: Listings, population: dict[str, list[str]], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
