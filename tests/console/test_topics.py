@@ -19,6 +19,7 @@ from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
 from tests.console.life import HOSTILE, RIGHT_TO_LEFT, Life
+from tests.console.test_frame import sign_in
 
 
 def active(client: metatxn.Client, topic: str) -> list[str]:
@@ -115,6 +116,32 @@ def test_a_topic_is_created_changed_and_deleted(
         "console.segment.split",
         "console.topic.delete",
     ]
+
+
+def test_whoever_has_signed_in_shapes_a_topic_by_hand(stranger: Visitor, secured: Secured) -> None:
+    with secured.cluster.client(secured.tokens["root"]) as root:
+        root.create_topic("by-hand", segments=2)
+        with root.producer("by-hand") as producer:
+            producer.send(1, key="1").result()
+        page = sign_in(stranger, secured.tokens["root"], "/topics/by-hand")
+        for summary, fill, button, said in (
+            ("Change its policy", {"Value": "3600000"}, "Set", "retention_ms is 3600000."),
+            ("Merge two neighbours", {}, "Merge", "0000-7fff-0 is sealed. 0000-ffff-2 took over."),
+            ("Drop old entries of a segment", {"Before position": "1:0"}, "Drop", "What is left of"),
+            ("Seal a segment", {}, "Seal", "0000-ffff-2 is sealed. Nothing follows it."),
+        ):
+            page.get_by_text(summary).click()
+            form = page.locator("details[open] form")
+            for label, value in fill.items():
+                form.get_by_label(label).fill(value)
+            if summary == "Change its policy":
+                form.get_by_label("Setting").select_option("retention_ms")
+            if summary == "Seal a segment":
+                form.get_by_role("checkbox").check()
+            form.get_by_role("button", name=button).click()
+            expect(page.locator(".said")).to_contain_text(said)
+        assert active(root, "by-hand") == []
+        assert root.topic_policy("by-hand").policy.retention_ms == 3_600_000
 
 
 def test_segments_and_policies_are_changed(sender: Sender, cluster: ConsoleCluster, client: metatxn.Client) -> None:
