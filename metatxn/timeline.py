@@ -61,7 +61,7 @@ def _events(
         )
         return
     yield from _remembered(work)
-    yield TimelineEvent(header.state.lower(), header.finalized_ms, what=header.expired_by or header.reason)
+    yield TimelineEvent(header.state.lower(), header.finalized_ms, what=_why(header))
     yield from _effects(header, work)
     left = sorted({op.segment for op in operations})
     for segment in left:
@@ -72,6 +72,12 @@ def _events(
         yield TimelineEvent("not cleaned up", what="and perhaps on further segments")
     if not left:
         yield TimelineEvent("materialized", what="on all segments; the header is deleted after its retention time")
+
+
+def _why(header: TransactionHeader) -> str | None:
+    """By whom it was decided, if its program has not done so, and the reason. The audit log knows all others."""
+    by = f"by {header.expired_by}" if header.expired_by else None
+    return ": ".join(part for part in (by, header.reason) if part) or None
 
 
 def _operations(

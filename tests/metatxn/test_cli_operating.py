@@ -331,7 +331,9 @@ def test_what_is_left_after_a_decision_is_named_by_segment() -> None:
         ("not cleaned up", SEGMENT, None),
         ("not cleaned up", None, None),
     ]
-    assert found[1].what == "timeout"
+    assert found[1].what == "by timeout"
+    taken_over = header.model_copy(update={"expired_by": "fencing", "reason": "epoch 1 took over"})
+    assert timeline(taken_over, [])[1].what == "by fencing: epoch 1 took over"
 
 
 def test_the_page_shows_what_is_printed() -> None:
