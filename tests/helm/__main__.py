@@ -25,12 +25,23 @@ CASES: dict[str, tuple[str, ...]] = {
         *(STORE, "security.tokenSecret=tokens", "security.tlsSecret=tls", "security.peerTokenSecret=peer"),
         *("serviceMonitor.enabled=true", "serviceMonitor.tokenSecret=scrape", "broker.volume.storageClass=fast"),
         *("coordinator.extraArgs={--gc-retention-ms=60000}", "imagePullSecrets[0].name=pull"),
-        *("coordinator.nodeSelector.disk=ssd", "broker.podAnnotations.note=yes"),
+        *("coordinator.nodeSelector.disk=ssd", "broker.podAnnotations.note=yes", "security.ownAuthority=true"),
+        "serviceMonitor.tlsConfig.ca.secret.name=tls",
+    ),
+    "TLS and an object store": (STORE, ANONYMOUS, "security.tlsSecret=tls", "broker.storage=s3://bucket/prefix"),
+    "a store with TLS and users": (
+        *(f"{STORE}?ca=/etc/metatxn/store/ca.crt&user=u&password_file=/etc/metatxn/store/password", ANONYMOUS),
+        "storeSecret=store",
     ),
     "IPv6": (STORE, ANONYMOUS, "ipFamily=IPv6", "broker.storage=s3://bucket/prefix"),
     "no network policy": (STORE, ANONYMOUS, "networkPolicy.enabled=false"),
 }
-REFUSED = {"store": (ANONYMOUS,), "security": (STORE,), "ipFamily": (STORE, ANONYMOUS, "ipFamily=6")}
+REFUSED = {
+    "store": (ANONYMOUS,),
+    "security": (STORE,),
+    "security.ownAuthority": (STORE, ANONYMOUS, "security.ownAuthority=true"),
+    "ipFamily": (STORE, ANONYMOUS, "ipFamily=6"),
+}
 """Values without which nothing is rendered, and the error says so."""
 
 
@@ -41,6 +52,7 @@ def main(helm: str) -> None:
         documents = [each for each in yaml.safe_load_all(_run(helm, "template", "r", CHART, *given)) if each]
         for document in documents:
             _validate(name, document)
+            _mounts_what_there_is(name, document)
         sys.stdout.write(f"{name}: {len(documents)} objects\n")
     for name, settings in REFUSED.items():
         given = [KUBERNETES, *(each for setting in settings for each in ("--set", setting))]
@@ -64,6 +76,18 @@ def _validate(case: str, document: dict[str, Any]) -> None:
             kubernetes_validate.validate(document, version, strict=True)
         except kubernetes_validate.ValidationError as error:
             raise SystemExit(f"{case}: {document['kind']} {document['metadata']['name']}: {error}") from error
+
+
+def _mounts_what_there_is(case: str, document: dict[str, Any]) -> None:
+    """The schemas do not compare the names of volumes with those of mounts."""
+    pods = document.get("spec", {}).get("template", {}).get("spec")
+    if pods is None:
+        return
+    claimed = document["spec"].get("volumeClaimTemplates", [])
+    there = {*(each["name"] for each in pods["volumes"]), *(each["metadata"]["name"] for each in claimed)}
+    for container in pods["containers"]:
+        mounted = {each["name"] for each in container["volumeMounts"]}
+        assert mounted == there, f"{case}: {document['kind']} {document['metadata']['name']}: {mounted ^ there}"
 
 
 main(sys.argv[1])

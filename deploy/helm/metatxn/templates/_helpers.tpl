@@ -26,12 +26,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "metatxn.scheme" . }}://{{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .Values.ipFamily "IPv6") }}
 {{- end -}}
 
+{{- define "metatxn.named" -}}
+{{ or (empty .Values.broker.storage) (not (empty .Values.security.tlsSecret)) }}
+{{- end -}}
+
+{{- define "metatxn.authorities" -}}
+{{- if .Values.security.ownAuthority }}
+- {name: SSL_CERT_FILE, value: /etc/metatxn/tls/ca.crt}
+- {name: SSL_CERT_DIR, value: /etc/ssl/certs}
+{{- end }}
+{{- end -}}
+
 {{- define "metatxn.checked" -}}
 {{- if not (has .Values.ipFamily (list "IPv4" "IPv6")) -}}
 {{- fail "ipFamily: say IPv4 or IPv6" -}}
 {{- end -}}
 {{- if not .Values.store -}}
 {{- fail "store: give the URL of the metadata store, such as etcd://etcd.default:2379" -}}
+{{- end -}}
+{{- if and .Values.security.ownAuthority (not .Values.security.tlsSecret) -}}
+{{- fail "security.ownAuthority: name the tlsSecret that has ca.crt" -}}
 {{- end -}}
 {{- if and (not .Values.security.tokenSecret) (not .Values.security.allowAnonymous) -}}
 {{- fail "security: name a tokenSecret, or say allowAnonymous: true" -}}
@@ -69,6 +83,9 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "metatxn.mounts" -}}
 - {name: tmp, mountPath: /tmp}
+{{- if .Values.storeSecret }}
+- {name: store, mountPath: /etc/metatxn/store, readOnly: true}
+{{- end }}
 {{- if .Values.security.tokenSecret }}
 - {name: tokens, mountPath: /etc/metatxn/tokens, readOnly: true}
 {{- end }}
@@ -79,6 +96,9 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "metatxn.volumes" -}}
 - {name: tmp, emptyDir: {}}
+{{- if .Values.storeSecret }}
+- {name: store, secret: {secretName: {{ .Values.storeSecret | quote }}}}
+{{- end }}
 {{- if .Values.security.tokenSecret }}
 - {name: tokens, secret: {secretName: {{ .Values.security.tokenSecret | quote }}}}
 {{- end }}
