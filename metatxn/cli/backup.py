@@ -204,6 +204,8 @@ def _action(error: Exception) -> str:
             return "Check --from and --backup; `metatxn backup list` shows what is there."
         case "NotCovered" | "NotEmpty" | "ClockBehind" | "StoreWentBack":
             return "Nothing was changed."
+        case "StorageRefused":
+            return "Give --data-dir as a broker has it, and URLs such as s3://bucket/prefix or file:///directory."
         case _:
             return "The command can be repeated."
 

@@ -203,5 +203,6 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     next((tmp_path / "backups" / "ledgers").rglob("0-*")).write_bytes(b"damaged")
     damaged = run_here("backup", "verify", "--from", to, "-o", "json")
     assert damaged.returncode == 1 and "is not what was written" in damaged.stdout
+    assert "file:///directory" in error_line(run_here(*backup[:-1], str(tmp_path / "backups")))
     assert "--to" in error_line(run_here("backup")) and "--data-dir" in error_line(run_here(*restore[:5]))
     assert "there is no backup 7 here" in error_line(run_here(*restore, "--backup", "7"))

@@ -30,7 +30,7 @@ from tests.participants.devices import only
 from tests.participants.segment.world import World, committed, materialized, publish
 from tests.servers import EtcdServer, ZooKeeperServer
 
-MOVES = (("sqlite", "etcd"), ("sqlite", "zookeeper"), ("zookeeper", "etcd"))
+MOVES = (("sqlite", "etcd"), ("sqlite", "zookeeper"), ("zookeeper", "etcd"), ("etcd", "sqlite"))
 MANY = 45
 MADE_ANEW = (paths.INCARNATION, paths.VERSION, paths.GC_HORIZON, paths.SEGMENTS)
 TOPIC = paths.topic("public/default/t")
