@@ -58,6 +58,7 @@ def batch_transaction(
     token: str | None = None,
     *,
     ca: str | None = None,
+    listener: str | None = None,
     ack_subscription: str | None = None,
     checkpoint: str | None = None,
 ) -> Iterator[BatchTransaction]:
@@ -74,7 +75,7 @@ def batch_transaction(
         raise OptionError(
             "ack_subscription and checkpoint need each other: Spark records in the checkpoint what a batch has read."
         )
-    service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca)
+    service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca, listener)
     with one_line(), _SESSIONS.enter(url, app_id) as session:
         transaction = _begin(service, app_id, batch_id, session, timeout_ms)
         if transaction.already_committed:

@@ -12,11 +12,13 @@ from spark_connector.worker_memory import prepare_worker
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """The URL of the services, the token, and the authorities to trust (a PEM file; None: the usual ones)."""
+    """The URL of the services, the token, the authorities to trust (a PEM file; None: the usual ones), and the listener
+    whose addresses can be reached (None: that of the URL)."""
 
     url: str
     token: str | None = field(default=None, repr=False)
     ca: str | None = None
+    listener: str | None = None
 
 
 def client(service: ServiceAddress) -> metatxn.Client:
@@ -27,7 +29,7 @@ def client(service: ServiceAddress) -> metatxn.Client:
 
 @lru_cache(maxsize=16)
 def _client(_pid: int, service: ServiceAddress) -> metatxn.Client:
-    return metatxn.connect(service.url, token=service.token, ca=service.ca)
+    return metatxn.connect(service.url, token=service.token, ca=service.ca, listener=service.listener)
 
 
 @lru_cache(maxsize=64)

@@ -47,6 +47,7 @@ WRITE_OPTIONS = (
     "ackSubscription",
     "token",
     "ca",
+    "listener",
 )
 READ_OPTIONS = (
     "url",
@@ -64,6 +65,7 @@ READ_OPTIONS = (
     "pushFilters",
     "token",
     "ca",
+    "listener",
 )
 BY_DIRECTION: dict[Direction, tuple[str, ...]] = {"write": WRITE_OPTIONS, "read": READ_OPTIONS}
 SPELLING = {name.lower(): name for name in (*WRITE_OPTIONS, *READ_OPTIONS)}
@@ -276,7 +278,8 @@ class _Values:
         if url is None:
             raise self.error("missing option url")
         # The token is looked up on the driver, because executors need not have the variable.
-        return ServiceAddress(url, self.get("token") or os.environ.get("METATXN_TOKEN") or None, self.parsed("ca"))
+        token = self.get("token") or os.environ.get("METATXN_TOKEN") or None
+        return ServiceAddress(url, token, self.parsed("ca"), self.parsed("listener"))
 
     def refuse(self, name: str, because: str) -> None:
         if self.get(name) is not None:

@@ -91,8 +91,9 @@ class ProgressListener(StreamingQueryListener):
         app_id: str | None = None,
         token: str | None = None,
         ca: str | None = None,
+        listener: str | None = None,
     ) -> None:
-        self._service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca)
+        self._service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca, listener)
         self._report = report
         self._app_id = app_id
 

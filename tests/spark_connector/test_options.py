@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
+from spark_connector import clients
 from spark_connector.options import (
     OptionError,
     check_option_values,
@@ -26,6 +29,20 @@ def test_the_token_comes_from_the_environment_of_the_driver(monkeypatch: pytest.
     monkeypatch.setenv("METATXN_TOKEN", "secret")
     assert write_options(URL, "batch").service.token == "secret"
     assert write_options({**URL, "token": "other"}, "batch").service.token == "other"
+
+
+def test_the_listener_is_named_to_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the client of every machine: the address goes to the tasks as it is."""
+    named: list[str | None] = []
+    monkeypatch.setattr("metatxn.connect", lambda url, *, listener, **_: named.append(listener))
+    here = {**URL, "listener": "external"}
+    for service in (
+        write_options(here, "batch").service,
+        read_options({**here, "subscribe": "t"}, "streaming").service,
+        write_options(URL, "batch").service,
+    ):
+        clients._client.__wrapped__(1, pickle.loads(pickle.dumps(service)))
+    assert named == ["external", "external", None]
 
 
 def test_spark_adds_options_of_its_own_to_a_streaming_query() -> None:
