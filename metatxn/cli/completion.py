@@ -42,8 +42,9 @@ def complete_segment(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_subscription(context: typer.Context, incomplete: str) -> list[str]:
-    """Those of the topic that stands before it."""
-    topic = context.params.get("topic")
+    """Those of the topic that stands before it. Where an option still lacks its value, the parser has not assigned the
+    arguments yet."""
+    topic = context.params.get("topic") or next(iter(context.args), None)
     if not topic:
         return []
     return _found(context, incomplete, lambda client: (each.name for each in client.subscriptions(topic)))

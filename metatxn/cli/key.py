@@ -11,7 +11,7 @@ import typer
 from metatxn.cli.completion import complete_key
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
+from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when, with_dates
 from metatxn.key_history import epochs_of
 from metatxn.words import short_id
 
@@ -45,7 +45,7 @@ def get(session: ServiceOptions, key: KeyArgument, owner: OwnerOption = None) ->
     if session.json:
         print_json(found)
     else:
-        print_fields(as_json(found))
+        print_fields(with_dates(as_json(found)))
 
 
 @app.command(epilog="Example: metatxn key connect nightly -o json | jq .epoch")
@@ -68,7 +68,7 @@ def connect(
     if session.json:
         print_json(taken)
     else:
-        print_fields(as_json(taken))
+        print_fields(with_dates(as_json(taken)))
 
 
 @app.command(epilog="Example: metatxn key history nightly")
@@ -118,7 +118,7 @@ def fence(
     if session.json:
         print_json(done)
     else:
-        print_fields(as_json(done))
+        print_fields(with_dates(as_json(done)))
 
 
 @app.command(epilog="Example: metatxn key delete nightly")

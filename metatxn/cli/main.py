@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -38,6 +40,8 @@ T = TypeVar("T")
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_SHORT_OUTPUT = re.compile(r"-[fy]*o=?(.*)", re.DOTALL)
+"""`-o json`, `-ojson`, and behind other options of one letter: `-fo json`."""
 
 app = typer.Typer(
     name="metatxn",
@@ -76,6 +80,16 @@ def _print_version(wanted: bool) -> None:
 
         print(f"metatxn {version('metatxn')}")
         raise typer.Exit
+
+
+@dataclass(slots=True)
+class ErrorOutput:
+    """How errors are printed: as the options say, or else the profile."""
+
+    said: str | None
+
+    def print(self, message: str, answered: MetatxnError | None = None) -> None:
+        (print_error_as_json if self.said == Output.JSON else print_error)(message, answered)
 
 
 @app.callback()
@@ -124,14 +138,17 @@ def shared_options(
     if said not in [*Output]:
         raise CliError(f"{path}: output of profile {profile!r} is {said!r}. Use table or json.")
     token, ca = setting("token", token), setting("ca", ca)
+    if isinstance(context.obj, ErrorOutput) and context.obj.said is None:
+        context.obj.said = Output(said)
     context.obj = Shared(setting("url", url), token, ca, Output(said), setting("listener", listener))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An expected failure prints one line on standard error."""
-    say = print_error_as_json if wants_json(sys.argv[1:] if arguments is None else arguments) else print_error
+    errors = ErrorOutput(said_output(sys.argv[1:] if arguments is None else arguments))
+    say = errors.print
     try:
-        code = app(args=arguments, prog_name="metatxn", standalone_mode=False)
+        code = app(args=arguments, prog_name="metatxn", standalone_mode=False, obj=errors)
         sys.stdout.flush()
     except MetatxnError as error:
         say(_sentences(error.detail, error.action), error)
@@ -155,20 +172,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return EXIT_FAILURE
 
 
-def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether the output is for a program. What the parser says is not asked, because it may have failed."""
-    wanted, before = False, ""
+def said_output(arguments: Sequence[str]) -> str | None:
+    """What the last `--output` says, if there is one. The parser is not asked, because it may have failed."""
+    said: str | None = None
+    names_it = False
     for each in arguments:
-        if each == "--":
+        if names_it:
+            said, names_it = each, False
+        elif each == "--":
             break
-        for option in ("-o", "--output"):
-            if before == option:
-                wanted = each == Output.JSON
-            elif each.startswith(f"{option}="):
-                wanted = each == f"{option}={Output.JSON}"
-        wanted = wanted or each == f"-o{Output.JSON}"
-        before = each
-    return wanted
+        elif each == "--output":
+            names_it = True
+        elif each.startswith("--output="):
+            said = each.removeprefix("--output=")
+        elif (short := _SHORT_OUTPUT.fullmatch(each)) is not None:
+            said, names_it = short[1] or said, not short[1]
+    return said
 
 
 def _usage(error: Exception, say: Callable[[str], None]) -> int:

@@ -13,6 +13,9 @@ from pydantic import BaseModel
 
 from metatxn.wire.errors import MetatxnError
 
+TIMES = frozenset({"created_ms", "deadline_ms", "finalized_ms", "updated_ms", "until_ms"})
+"""The members of answers that are points in time; others are durations."""
+
 
 class Output(StrEnum):
     TABLE = "table"
@@ -92,6 +95,14 @@ def when(time_ms: int | None) -> str | None:
     if time_ms is None:
         return None
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def with_dates(fields: dict[str, Any]) -> dict[str, Any]:
+    """For people: a time in `created_ms` becomes a date in `created`. The other fields stay."""
+    return {
+        name.removesuffix("_ms") if name in TIMES else name: when(value) if name in TIMES else value
+        for name, value in fields.items()
+    }
 
 
 def _cell(value: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from metatxn.cli.completion import complete_subscription
 from metatxn.cli.options import CliError, ServiceOptions, takes_session
 from metatxn.cli.topic import TopicArgument
 
@@ -14,7 +15,7 @@ from metatxn.cli.topic import TopicArgument
 def redrive(
     session: ServiceOptions,
     topic: TopicArgument,
-    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION")],
+    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION", autocompletion=complete_subscription)],
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many messages. [default: all]")] = None,
 ) -> None:
     """Publish the dead letters of a subscription to its topic again.

@@ -27,7 +27,7 @@ from metatxn.cli.output import print_note
 
 SERVERS = ("dev", "coordinator", "broker")
 OF_A_PROFILE = ("url", "token", "ca", "listener", "output", "store")
-TAKE_A_STORE = (("doctor",), ("store", "dump"), ("store", "check"))
+TAKE_A_STORE = (("doctor",), ("store", "dump"), ("store", "check"), ("store", "sizes"))
 """The commands whose `--store` a profile may give: those that only read it."""
 _OTHERS_MAY_READ = 0o077
 

@@ -13,6 +13,7 @@ import typer
 import metatxn
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_rows
+from metatxn.cli.times import DURATION_HELP, one_duration
 from metatxn.health import (
     HANGING_MS,
     AskedService,
@@ -30,6 +31,7 @@ from metatxn.words import count_text, duration, size_text
 EXIT_UNHEALTHY = 1
 MOST_HANGING = 100
 MOST_TOPICS = 1_000
+DEFAULT_INTERVAL_S = 2.0
 LATELY_MS = 60_000
 """The time over which rates are shown."""
 COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "VERSION")
@@ -77,9 +79,13 @@ class Findings:
 def status(
     session: ServiceOptions,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="With --watch, the time between two looks.")] = 2.0,
+    interval_s: Annotated[
+        float, typer.Option(min=0.1, help="With --watch, the time between two looks.")
+    ] = DEFAULT_INTERVAL_S,
+    interval: Annotated[str | None, typer.Option(metavar="DURATION", help=f"The same: {DURATION_HELP}.")] = None,
 ) -> None:
     """Show the services, the store, what is open, and what is wrong. The exit code is 1 if anything is."""
+    interval_s = one_duration("--interval", interval, interval_s, DEFAULT_INTERVAL_S, unit_ms=1_000)
     while True:
         with session.connect() as client:
             found = look(client)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from metatxn.cli.completion import complete_subscription
+from metatxn.cli.completion import complete_subscription, complete_topic
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, when
@@ -58,7 +58,12 @@ def create(
     ] = SubscriptionKind.SHARED,
     initial: Annotated[Initial, typer.Option(help="Where the subscription begins.")] = Initial.EARLIEST,
     dead_letters: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="The topic for messages that were redelivered too often.")
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="The topic for messages that were redelivered too often.",
+            autocompletion=complete_topic,
+        ),
     ] = None,
     max_redeliveries: Annotated[
         int | None,

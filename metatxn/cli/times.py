@@ -6,9 +6,11 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from metatxn.cli.options import CliError
 
+Number = TypeVar("Number", int, float)
 _AGO = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LENGTH = re.compile(r"([0-9]{1,12})(ms|[smhd])", re.ASCII)
@@ -47,3 +49,13 @@ def milliseconds_of(option: str, text: str) -> int:
     if (found := _LENGTH.fullmatch(text)) is None:
         raise CliError(f"{option}: {text!r} is not a duration. Give {DURATION_HELP}.")
     return int(found[1]) * _MILLISECONDS[found[2]]
+
+
+def one_duration(option: str, text: str | None, number: Number, default: Number, *, unit_ms: int = 1) -> Number:
+    """The duration that `text` says, or else `number`, which the option of an earlier release says in this unit. Raises
+    `CliError` if both were given."""
+    if text is None:
+        return number
+    if number != default:
+        raise CliError(f"{option}: another option gives {number} as well. Give one of them.")
+    return type(default)(milliseconds_of(option, text) / unit_ms)

@@ -16,7 +16,7 @@ import typer
 import metatxn
 from metatxn.cli.blockers import Blocker, blockers, details, note, print_blockers
 from metatxn.cli.columns import columns_text, parsed_columns
-from metatxn.cli.completion import complete_segment, complete_topic, complete_txn
+from metatxn.cli.completion import complete_segment, complete_subscription, complete_topic, complete_txn
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import (
@@ -204,10 +204,16 @@ def consume(
         typer.Option(
             metavar="NAME",
             help="Acknowledge what is printed on this subscription. If it does not exist, a shared one is created.",
+            autocompletion=complete_subscription,
         ),
     ] = None,
     txn: Annotated[
-        str | None, typer.Option(metavar="TXN_ID", help="Acknowledge inside this transaction; needs --subscription.")
+        str | None,
+        typer.Option(
+            metavar="TXN_ID",
+            help="Acknowledge inside this transaction; needs --subscription.",
+            autocompletion=complete_txn,
+        ),
     ] = None,
 ) -> None:
     """Read messages. Without a subscription nothing is acknowledged, and the messages can be read again."""

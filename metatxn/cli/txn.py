@@ -10,18 +10,18 @@ from typing import Annotated, Any
 import typer
 
 import metatxn
-from metatxn.cli.completion import complete_txn
+from metatxn.cli.completion import complete_key, complete_segment, complete_txn
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, print_rows, when
-from metatxn.cli.times import DURATION_HELP, milliseconds_of
+from metatxn.cli.output import as_json, print_fields, print_json, print_note, print_rows, when, with_dates
+from metatxn.cli.times import DURATION_HELP, milliseconds_of, one_duration
 from metatxn.timeline import MOST_OPERATIONS, timeline
 from metatxn.wire.coordinator import HangingTransaction, State, StoredRecord, TransactionHeader
 from metatxn.words import short_id
 
 app = typer.Typer(
     help="Begin, end and show transactions.",
-    epilog="Example: metatxn txn begin --timeout-ms 60000 -o json | jq -r .txn_id",
+    epilog="Example: metatxn txn begin --timeout 1m -o json | jq -r .txn_id",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -47,6 +47,7 @@ HANGING_COLUMNS = (
     *("SEGMENT", "SUBSCRIPTION", "AFTER", "PREPARED", "WRITERS"),
 )
 LIST_COLUMNS = ("TXN_ID", "STATE", "CREATED", "DEADLINE", "KEY", "OWNER", "PREPARED")
+DEFAULT_TIMEOUT_MS = 60_000
 _SHORT_ID = re.compile(r"[0-9a-f]{1,32}", re.ASCII)
 TIMELINE_COLUMNS = ("AT", "EVENT", "SEGMENT", "WHAT")
 RECORD_COLUMNS = ("VERSION", "KEY", "VALUE", "COMMAND")
@@ -61,17 +62,23 @@ def show_header(session: ServiceOptions, header: TransactionHeader) -> None:
 
 
 def print_header(header: TransactionHeader) -> None:
-    fields = as_json(header)
-    print_fields({name: when(value) if name.endswith("_ms") else value for name, value in fields.items()})
+    print_fields(with_dates(as_json(header)))
 
 
-@app.command(epilog="Example: metatxn txn begin --timeout-ms 600000 --key nightly --epoch 3 --version 42")
+@app.command(epilog="Example: metatxn txn begin --timeout 10m --key nightly --epoch 3 --version 42")
 @takes_session
 def begin(
     session: ServiceOptions,
-    timeout_ms: Annotated[int, typer.Option(help="The transaction is aborted if it is open for longer.")] = 60_000,
+    timeout_ms: Annotated[
+        int, typer.Option(help="The transaction is aborted if it is open for longer.")
+    ] = DEFAULT_TIMEOUT_MS,
+    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help=f"The same: {DURATION_HELP}.")] = None,
     key: Annotated[
-        str | None, typer.Option(help="The transaction key, which has at most one open transaction; requires --epoch.")
+        str | None,
+        typer.Option(
+            help="The transaction key, which has at most one open transaction; requires --epoch.",
+            autocompletion=complete_key,
+        ),
     ] = None,
     epoch: Annotated[int | None, typer.Option(help="The key's epoch, as `metatxn key connect` prints it.")] = None,
     version: Annotated[
@@ -85,6 +92,7 @@ def begin(
     ] = None,
 ) -> None:
     """Begin a transaction and print its id."""
+    timeout_ms = one_duration("--timeout", timeout, timeout_ms, DEFAULT_TIMEOUT_MS)
     if key is not None and epoch is None:
         raise CliError(
             f"--key: needs --epoch. `metatxn key get {shlex.quote(key)}` shows its state; "
@@ -225,9 +233,14 @@ def _records(client: metatxn.Client, txn_id: str, *, wanted: bool) -> list[Store
 def list_(
     session: ServiceOptions,
     state: Annotated[str | None, typer.Option(help="open, committed or aborted, in lower or upper case.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only transactions of this transaction key.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only transactions of this transaction key.", autocompletion=complete_key)
+    ] = None,
     owner: Annotated[str | None, typer.Option(help="Only transactions of this owner.")] = None,
-    segment: Annotated[str | None, typer.Option(help="Only transactions with writes to this segment.")] = None,
+    segment: Annotated[
+        str | None,
+        typer.Option(help="Only transactions with writes to this segment.", autocompletion=complete_segment),
+    ] = None,
     older_than_ms: Annotated[
         int | None, typer.Option(min=0, help="Only transactions that began at least this many milliseconds ago.")
     ] = None,
@@ -263,22 +276,28 @@ def list_(
         session.print_list(found, limit, LIST_COLUMNS, txn_row)
 
 
-@app.command(epilog="Example: metatxn txn hanging --max-age-ms 600000 | grep orders")
+@app.command(epilog="Example: metatxn txn hanging --older-than 10m | grep orders")
 @takes_session
 def hanging(
     session: ServiceOptions,
     max_age_ms: Annotated[
         int, typer.Option(min=0, help="Only transactions that have been open for longer than this.")
-    ] = 60_000,
+    ] = DEFAULT_TIMEOUT_MS,
+    older_than: Annotated[str | None, typer.Option(metavar="DURATION", help=f"The same: {DURATION_HELP}.")] = None,
     limit: LimitOption = 1000,
 ) -> None:
     """List the transactions that hold readers back: one line per transaction and segment, oldest first."""
+    max_age_ms = one_duration("--older-than", older_than, max_age_ms, DEFAULT_TIMEOUT_MS)
     with session.connect() as client:
-        found = sorted(itertools.islice(client.hanging(max_age_ms), limit), key=lambda txn: txn.age_ms, reverse=True)
+        waiting = client.hanging(max_age_ms)
+        found = sorted(itertools.islice(waiting, limit), key=lambda txn: txn.age_ms, reverse=True)
+        more = len(found) == limit and next(waiting, None) is not None
     if session.json:
         print_json(found)
     else:
         print_rows(HANGING_COLUMNS, [row for txn in found for row in hanging_rows(txn)])
+    if more:
+        print_note(f"there are more than these {limit}; --limit shows more of them.")
 
 
 def txn_row(txn: TransactionHeader) -> tuple[Any, ...]:

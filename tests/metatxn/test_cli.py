@@ -11,6 +11,7 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -84,9 +85,25 @@ def test_hanging_transactions(ask: Callable[..., Any], cli: Run, topic: str) -> 
     (line,) = [line for line in lines if touched["segment"] in line and txn_id in line]
     assert header.split()[:5] == ["SINCE", "AGE_S", "TXN_ID", "OWNER", "KEY"]
     assert line.split()[3:] == [txn_id, "billing", "-", touched["segment"], "-", touched["after"], "-", "-"]
-    assert txn_id not in cli("txn", "hanging").stdout
+    assert txn_id not in cli("txn", "hanging", "--older-than", "1m").stdout
+    ask("txn", "begin", "--timeout", "10m")
+    eventually(lambda: "more than these 1" in cli("txn", "hanging", "--older-than", "0s", "--limit", "1").stderr, True)
     ask("txn", "abort", txn_id)
     assert txn_id not in cli("txn", "hanging", "--max-age-ms", "0").stdout
+
+
+def test_a_time_in_a_table_is_a_date_and_so_is_its_name(ask: Callable[..., Any], cli: Run) -> None:
+    key = f"k-{uuid.uuid4().hex[:12]}"
+    epoch = ask("key", "connect", key)["epoch"]
+    txn_id = ask("txn", "begin", "--timeout", "10m", "--key", key, "--epoch", str(epoch))["txn_id"]
+    for command, names in (
+        (("txn", "show", txn_id), {"created", "deadline"}),
+        (("key", "get", key), {"updated"}),
+        (("txn", "abort", txn_id), {"created", "finalized"}),
+    ):
+        printed = dict(line.split(maxsplit=1) for line in cli(*command).stdout.splitlines() if line)
+        assert not [name for name in printed if name.endswith("_ms")]
+        assert all(datetime.fromisoformat(printed[name]).tzinfo for name in names), printed
 
 
 def test_abort_by_hand(ask: Callable[..., Any], topic: str) -> None:

@@ -50,10 +50,16 @@ def test_names_of_the_cluster(
     assert completed("topic", "show", bare[:-1]) == [bare]
     assert completed("topic", "show", topic[:-1]) == [topic]
     assert completed("subscription", "show", bare, "bil") == ["billing"]
+    assert completed("subscription", "redrive", bare, "bil") == ["billing"]
+    assert completed("subscription", "create", bare, "new", "--dead-letters", bare[:-1]) == [bare]
+    assert completed("topic", "consume", bare, "--subscription", "bil") == ["billing"]
     assert completed("segment", "show", segment[:-1]) == [segment]
-    assert completed("key", "get", key[:-1]) == [key]
+    assert completed("txn", "list", "--segment", segment[:-1]) == [segment]
+    for command in (("key", "get"), ("txn", "list", "--key"), ("txn", "begin", "--key")):
+        assert completed(*command, key[:-1]) == [key]
     assert short_id(txn.id) in completed("txn", "commit", short_id(txn.id)[:1])
     assert txn.id in completed("txn", "commit", txn.id[:-1])
+    assert txn.id in completed("topic", "consume", bare, "--subscription", "billing", "--txn", txn.id[:-1])
     txn.commit()
     assert short_id(txn.id) not in completed("txn", "commit", short_id(txn.id)[:1])
 

@@ -106,12 +106,15 @@ def consent_id(txn_id: str) -> str:
 
 def test_an_error_for_a_program_is_an_object(cli: Callable[..., Done]) -> None:
     """What a service answers keeps its members; what the command itself refuses has the line for people."""
-    for output in (("-o", "json"), ("--output", "json"), ("--output=json",), ("-ojson",)):
+    for output in (("-o", "json"), ("--output", "json"), ("--output=json",), ("-ojson",), ("-o", "table", "-ojson")):
         done = cli("txn", "show", "ffff", *output)
         said = json.loads(done.stderr)
         assert done.stderr.count("\n") == 1 and done.stdout == "" and done.returncode == 1
         assert (said["code"], said["retriable"], said["definite"]) == ("TXN_NOT_FOUND", False, True)
         assert said["txn_id"].endswith("ffff") and said["error"].startswith(said["detail"])
+    for letters in (("-fo", "json"), ("-fojson",)):
+        followed = cli("topic", "consume", "nowhere", *letters)
+        assert json.loads(followed.stderr)["code"] == "NOT_FOUND"
     refused = cli("-o", "json", "txn", "keep-alive", "1", "--timeout", "soon")
     assert "--timeout" in json.loads(refused.stderr)["error"]
     wrong = cli("topic", "create", "-o", "json")

@@ -58,6 +58,8 @@ def test_a_profile_gives_what_no_option_and_no_variable_gives(settings: Path) ->
     assert "127.0.0.1:4" in asked("--profile", "prod", "--url", "http://127.0.0.1:4", "topic", "list")
     assert "127.0.0.1:5" in asked("--profile", "prod", "topic", "list", "--url", "http://127.0.0.1:5")
     assert "nowhere/profile.db" in asked("--profile", "prod", "store", "check")
+    for verb in ("dump", "sizes"):
+        assert "nowhere/profile.db" in asked("--profile", "prod", "store", verb)
     assert "there.db" in asked("--profile", "prod", "store", "check", "--store", "sqlite:///nowhere/there.db")
 
 
@@ -65,6 +67,20 @@ def test_the_usual_place_and_the_output_of_a_profile(settings: Path) -> None:
     done = run_here("--profile", "prod", "token", "create", "--name", "x", XDG_CONFIG_HOME=str(settings.parents[1]))
     assert json.loads(done.stdout).keys() == {"token", "entry"}
     assert run_here("token", "create", "--name", "x", XDG_CONFIG_HOME=str(settings.parent)).returncode == 0
+
+
+def test_the_output_of_a_profile_counts_for_errors_too(settings: Path) -> None:
+    """Unless an option says otherwise, wherever it is given."""
+
+    def error(*arguments: str) -> str:
+        done = run_here("--config", str(settings), "--profile", "prod", *arguments)
+        assert done.returncode != 0 and done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert "127.0.0.1:1" in json.loads(error("topic", "list"))["error"]
+    assert "TOPIC" in json.loads(error("topic", "show"))["error"], "one of the parser"
+    for output in (("-o", "table"), ("-otable",), ("--output=table",)):
+        assert error("topic", "list", *output).startswith("metatxn: nothing answers")
 
 
 @pytest.fixture

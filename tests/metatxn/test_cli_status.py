@@ -27,7 +27,7 @@ from metatxn.wire.models import (
     ThroughputSample,
 )
 from metatxn.words import duration
-from tests.metatxn.command_line import run_here
+from tests.metatxn.command_line import error_line, run_here
 from tests.metatxn.dev_server import DevServer
 
 COORDINATOR = Process(id="c", url="http://c")
@@ -162,9 +162,13 @@ def test_watching_looks_again(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(status, "threading", SimpleNamespace(Event=Pause))
-    done = run_here("status", "--watch", "--interval-s", "0.5", METATXN_URL=dev.coordinator_url)
-    assert (looks, done.returncode) == ([0.5, 0.5], 130)
-    assert done.stdout.count("SERVICE") == 2
+    for option, value in (("--interval-s", "0.5"), ("--interval", "500ms")):
+        done = run_here("status", "--watch", option, value, METATXN_URL=dev.coordinator_url)
+        assert (looks, done.returncode) == ([0.5, 0.5], 130)
+        assert done.stdout.count("SERVICE") == 2
+        looks.clear()
+    twice = run_here("status", "--watch", "--interval-s", "5", "--interval", "1s", METATXN_URL=dev.coordinator_url)
+    assert "--interval" in error_line(twice)
 
 
 @pytest.mark.parametrize(
