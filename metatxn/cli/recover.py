@@ -15,6 +15,7 @@ from metatxn.cli import services
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line, print_rows
+from metatxn.cli.progress import ProgressLine
 
 EXAMPLE = (
     "Example: metatxn store recover --store etcd://10.0.0.1:2379 --storage s3://bucket/prefix; "
@@ -95,7 +96,10 @@ def recover(
             try:
                 recovery: Any = await services.load("store_recovery")(opened, data_dir or [], storage or [], wishes)
                 stack.push_async_callback(recovery.close)
-                await (_carried_out if yes else _shown)(recovery, as_json)
+                if yes:
+                    await _carried_out(recovery, as_json)
+                else:
+                    await _shown(recovery, as_json)
             except CliError:
                 raise
             except Exception as error:
@@ -117,7 +121,8 @@ async def _shown(recovery: Any, as_json: bool) -> None:
 
 
 async def _carried_out(recovery: Any, as_json: bool) -> None:
-    recovered: dict[str, Any] = await recovery.recover()
+    with ProgressLine("segments recovered", beside_output=False) as progress:
+        recovered: dict[str, Any] = await recovery.recover(progress.at)
     (print_line if as_json else print_fields)(recovered)
 
 

@@ -133,8 +133,10 @@ def show(session: ServiceOptions, topic: TopicArgument, subscription: NameArgume
 
 @app.command(epilog="Example: metatxn subscription seek orders billing --to 1h")
 @takes_session
+@takes_consent
 def seek(
     session: ServiceOptions,
+    consent: ConsentOptions,
     topic: TopicArgument,
     subscription: NameArgument,
     to: Annotated[
@@ -170,10 +172,26 @@ def seek(
         if preview:
             show_preview(session, client.preview_seek(topic, subscription, target, revision=revision))
             return
+
+        def effect() -> str:
+            return _move_of(client.preview_seek(topic, subscription, target, revision=revision), subscription, force)
+
+        if not consent.given(session, effect):
+            return
         moved = client.seek(topic, subscription, target, revision=revision, force=force)
         if moved.aborted and not session.json:
             print(f"aborted {', '.join(moved.aborted)}")
         show_subscription(session, moved)
+
+
+def _move_of(preview: SeekPreview, subscription: str, force: bool) -> str:
+    again, never = (sum(getattr(each, name) for each in preview.segments) for name in ("again", "skipped"))
+    said = f"{counted(again, 'message')} would be delivered again, and {counted(never, 'message')} never"
+    if preview.holders and force:
+        said += f"; it would abort {counted(len(preview.holders), 'open transaction')}"
+    elif preview.holders:
+        said += f"; it would be refused without --force, because of {counted(len(preview.holders), 'open transaction')}"
+    return f"move the subscription {subscription}: {said}."
 
 
 def show_preview(session: ServiceOptions, found: SeekPreview) -> None:

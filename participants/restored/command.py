@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ class OpenRecovery:
     def differences(self) -> AsyncIterator[Difference]:
         return self._recovery.differences(self._wishes)
 
-    async def recover(self) -> dict[str, Any]:
-        """What was done, keyed by the name under which it is shown."""
-        done = await self._recovery.recover(self._wishes)
+    async def recover(self, recovered: Callable[[int], None]) -> dict[str, Any]:
+        """What was done, keyed by the name under which it is shown. `recovered` is told how many segments are."""
+        done = await self._recovery.recover(self._wishes, recovered)
         return {
             "incarnation": done.incarnation,
             "transactions decided": done.decided,

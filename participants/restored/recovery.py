@@ -88,6 +88,7 @@ class Wishes:
 @dataclass(slots=True)
 class Recovered:
     incarnation: str = ""
+    segments: int = 0
     ledgers: int = 0
     """The ledgers that contain what was written after the backup, and are served again."""
     unavailable: list[str] = field(default_factory=list)
@@ -122,10 +123,10 @@ class StoreRecovery:
             then = "left as it is" if prepared else wishes.undecided.value
             yield Difference("prepared transaction" if prepared else "open transaction", txn_id, then)
 
-    async def recover(self, wishes: Wishes) -> Recovered:
-        """Recover the store. Raises `StillServed`, `OtherCluster`, `StoreTooNew`, `BackupTimeNeeded`, and
-        `StoreWentBack` while a backup is being restored. After
-        `CheckFailed` (another process writes meanwhile) or an error of the store or the storages it can be repeated."""
+    async def recover(self, wishes: Wishes, progress: Callable[[int], None] = lambda _: None) -> Recovered:
+        """Recover the store. `progress` is told how many segments are done. Raises `StillServed`, `OtherCluster`,
+        `StoreTooNew`, `BackupTimeNeeded`, and `StoreWentBack` while a backup is being restored. After `CheckFailed`
+        (another process writes meanwhile) or an error of the store or the storages it can be repeated."""
         if (version := await version_of(self._store)) > SPEAKS:
             raise StoreTooNew(too_new(version))
         if (current := (await self._read())[1]) is not None and current.restoring is not None:
@@ -141,7 +142,7 @@ class StoreRecovery:
         transactions = RestoredTransactions(self._store, self._clock(), wishes.max_clock_skew_ms, wishes.backup_ms)
         recovered.decided, recovered.prepared = await transactions.decide(wishes.undecided)
         for storage in self._storages:
-            await self._recover_ledgers(storage, transactions, wishes, recovered)
+            await self._recover_ledgers(storage, transactions, wishes, recovered, progress)
         revision = await self._store.current_revision()
         for storage in self._storages:
             await SeenStore(incarnation.id, revision).write(storage)
@@ -238,7 +239,12 @@ class StoreRecovery:
     # -- ledgers -----------------------------------------------------------------------------------------------
 
     async def _recover_ledgers(
-        self, storage: LedgerStorage, transactions: RestoredTransactions, wishes: Wishes, recovered: Recovered
+        self,
+        storage: LedgerStorage,
+        transactions: RestoredTransactions,
+        wishes: Wishes,
+        recovered: Recovered,
+        progress: Callable[[int], None],
     ) -> None:
         ledgers = Ledgers(self._store, storage, recovered.incarnation, self._clock())
         surveyed = await survey(self._store, storage)
@@ -258,6 +264,8 @@ class StoreRecovery:
             recovered.hidden += await transactions.hide(found, wishes.undecided)
             await ledgers.adopt(segment, sealed)
             recovered.ledgers += len(segment.unknown)
+            recovered.segments += 1
+            progress(recovered.segments)
 
 
 def _of_segment(segment: FoundSegment, wishes: Wishes) -> list[Difference]:
