@@ -86,9 +86,12 @@ class GcSweep(PeriodicSweep):
         self._clock = clock
         self._metrics = metrics
         self._retention_ms = retention_ms
+        self.kept: int | None = None
+        """Of the last sweep, if there was one."""
 
     async def sweep(self) -> bool:
         collected = await self.collect_once()
+        self.kept = collected.kept
         self._metrics.gc_backlog.set(collected.kept)
         return True
 

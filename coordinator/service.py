@@ -213,7 +213,10 @@ class CoordinatorService:
             "coordinator",
             waiting_for=lambda: self.presence.waiting_for,
             behind=self.presence.behind,
-            about=lambda: {"open_transactions": self.survey.open_transactions},
+            about=lambda: {
+                "open_transactions": self.survey.open_transactions,
+                "gc_backlog": self.gc_sweep.kept,
+            },
             throughput=self.throughput.answer,
         )
         add_routes(app, transaction_routes(self.transactions), first=True)

@@ -236,6 +236,11 @@ class MetadataStore(ABC):
         """A revision that is not older than any `apply` that was answered, to any client, before this call began."""
         return (await self.get_many(())).revision
 
+    async def size_bytes(self) -> int | None:
+        """About how many bytes the store takes where it keeps its data; None if it does not tell. It is for people who
+        look after the store. Raises the store's errors."""
+        return None
+
     # -- hints -------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str, from_revision: Revision) -> Watch:

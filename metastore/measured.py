@@ -82,6 +82,9 @@ class MeasuredStore(MetadataStore):
         call = self._store.query_index(name, start, end, limit=limit, reverse=reverse)
         return await self._measured("query_index", call)
 
+    async def size_bytes(self) -> int | None:
+        return await self._store.size_bytes()
+
     def watch(self, prefix: str, from_revision: Revision) -> Watch:
         return self._store.watch(prefix, from_revision)
 

@@ -33,6 +33,7 @@ from metatxn.service.store_metrics import StoreMetrics
 from metatxn.service.throughput import Throughput
 from metatxn.wire import errors
 from metatxn.wire.listeners import Listeners
+from metatxn.wire.models import DiskSpace
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.broker.providers import Providers
@@ -254,7 +255,9 @@ class BrokerService:
     def _about(self) -> dict[str, Any]:
         if self.broker is None:
             return {"segments": 0, "draining": False}
-        return {"segments": len(self.broker.served), "draining": self.broker.announcement.draining}
+        space = self.broker.watermark.space
+        disk = DiskSpace(used_bytes=space.used_bytes, capacity_bytes=space.capacity_bytes) if space else None
+        return {"segments": len(self.broker.served), "draining": self.broker.announcement.draining, "disk": disk}
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

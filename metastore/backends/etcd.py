@@ -35,7 +35,7 @@ from metastore.backends.etcd_connection import EtcdConnection, error_text, is_co
 from metastore.backends.etcd_group_commit import EtcdGroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
 from metastore.backends.etcd_leases import LeasedRecord
-from metastore.backends.etcd_stubs import RangeRequest, RangeResponse, RequestOp, TxnRequest
+from metastore.backends.etcd_stubs import RangeRequest, RangeResponse, RequestOp, StatusRequest, TxnRequest
 from metastore.backends.etcd_watches import PrefixFeed
 from metastore.backends.etcd_wire import Wire
 from metastore.backends.joining import Footprint, RequestLimits
@@ -173,6 +173,14 @@ class EtcdStore(StoredIndexes):
     def _obey(self, limits: RequestLimits) -> None:
         self._max_cost = limits.max_cost
         self._commit.limits = limits
+
+    async def size_bytes(self) -> int | None:
+        """Of the file of the member in use, which its quota bounds."""
+        try:
+            told = await self._connection.ask(self._connection.maintenance.Status, StatusRequest(), self._deadline_s)
+        except grpc.aio.AioRpcError:
+            return None  # it is not told to everybody
+        return told.dbSize
 
     # -- writing ------------------------------------------------------------------------------------------------
 

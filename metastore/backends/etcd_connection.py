@@ -27,6 +27,7 @@ from metastore.backends.etcd_stubs import (
     AuthStub,
     KVStub,
     LeaseStub,
+    MaintenanceStub,
     MemberListResponse,
     WatchStub,
 )
@@ -134,6 +135,9 @@ class _Routed:
     def unary_unary(self, method: str, **serializers: Any) -> Any:
         return lambda request, **options: self._channel().unary_unary(method, **serializers)(request, **options)
 
+    def unary_stream(self, method: str, **serializers: Any) -> Any:
+        return lambda request, **options: self._channel().unary_stream(method, **serializers)(request, **options)
+
     def stream_stream(self, method: str, **serializers: Any) -> Any:
         return lambda **options: self._channel().stream_stream(method, **serializers)(**options)
 
@@ -154,6 +158,7 @@ class EtcdConnection:
         requests = _Routed(lambda: self.members.in_use.requests)
         self.kv = KVStub(requests)
         self.leases = LeaseStub(requests)
+        self.maintenance = MaintenanceStub(requests)
         self._auth = AuthStub(requests)
         self.watches = WatchStub(_Routed(lambda: self.members.in_use.streams))
         self._closed = False

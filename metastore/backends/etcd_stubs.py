@@ -117,13 +117,15 @@ from etcd3.etcdrpc.rpc_pb2 import (  # noqa: E402
     RequestOp,
     ResponseHeader,
     ResponseOp,
+    StatusRequest,
+    StatusResponse,
     TxnRequest,
     TxnResponse,
     WatchCreateRequest,
     WatchRequest,
     WatchResponse,
 )
-from etcd3.etcdrpc.rpc_pb2_grpc import AuthStub, ClusterStub, KVStub, LeaseStub, WatchStub  # noqa: E402
+from etcd3.etcdrpc.rpc_pb2_grpc import AuthStub, ClusterStub, KVStub, LeaseStub, MaintenanceStub, WatchStub  # noqa: E402
 
 __all__ = [
     "AuthStub",
@@ -141,6 +143,7 @@ __all__ = [
     "LeaseKeepAliveResponse",
     "LeaseRevokeRequest",
     "LeaseStub",
+    "MaintenanceStub",
     "Member",
     "MemberListRequest",
     "MemberListResponse",
@@ -150,6 +153,8 @@ __all__ = [
     "RequestOp",
     "ResponseHeader",
     "ResponseOp",
+    "StatusRequest",
+    "StatusResponse",
     "TxnRequest",
     "TxnResponse",
     "WatchCreateRequest",

@@ -273,6 +273,15 @@ class SqliteStore(StoredIndexes):
 
         return await self._read(query)
 
+    async def size_bytes(self) -> int | None:
+        """Of the file, without its write-ahead log."""
+
+        def query(connection: sqlite3.Connection) -> int:
+            product = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+            return int(connection.execute(product).fetchone()[0])
+
+        return await self._read(query)
+
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         self._assert_open()
         job: _Read[T] = _Read(future=asyncio.get_running_loop().create_future(), query=query)

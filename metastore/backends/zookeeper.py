@@ -13,6 +13,7 @@
     zookeeper_paths.py          keys as znodes
     zookeeper_wire.py           requests as bytes
     zookeeper_connection.py     kazoo's client, called from an event loop
+    zookeeper_commands.py       what a server tells anybody, such as how much it stores
 
 **Revisions and versions are zxids**, the 64-bit numbers of ZooKeeper's own transactions. An apply takes effect in one
 multi, that is one zxid. Every multi sets the znode `tip`, so the tip's mzxid is the zxid of the last apply: the
@@ -28,10 +29,13 @@ import asyncio
 import shlex
 from collections.abc import Iterable, Sequence
 
+from kazoo.hosts import collect_hosts
+
 from metastore.api import Ephemeral, StoredIndexes
 from metastore.backends.credentials import Login, Tls
 from metastore.backends.joining import RequestLimits
 from metastore.backends.options import ZooKeeperOptions
+from metastore.backends.zookeeper_commands import stored_bytes
 from metastore.backends.zookeeper_connection import ZooKeeperConnection
 from metastore.backends.zookeeper_ephemerals import Ephemerals
 from metastore.backends.zookeeper_group_commit import ZooKeeperGroupCommit
@@ -249,6 +253,11 @@ class ZooKeeperStore(StoredIndexes):
         self._assert_open()
         if self._read_only:
             raise InvalidBatch("the store was opened read-only")
+
+    async def size_bytes(self) -> int | None:
+        """Of the snapshots and logs of a server that allows the command `conf`."""
+        hosts, _ = collect_hosts(self._connection.hosts)
+        return max(await stored_bytes(hosts, self._connection.tls), default=None)
 
     def _went_back(self, how: str) -> None:
         self.lost_writes = self.lost_writes or how

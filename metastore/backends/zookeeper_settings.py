@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,12 +18,11 @@ from kazoo.protocol.serialization import Connect
 from metastore.backends.credentials import Tls
 from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.backends.zookeeper_commands import MOST_BYTES, WITHIN_S, ask, numbers_in
 from metastore.backends.zookeeper_group_commit import MAX_REQUEST_BYTES
 
-WITHIN_S = 3.0
 ADMIN_PORT = 8080
 """Where an AdminServer listens, unless `admin.serverPort` says otherwise. Nothing in the client's protocol tells it."""
-MOST_BYTES = 1 << 20
 OLDEST = (3, 6)
 MUCH_LOG_BYTES = 20 << 30
 SESSION_MS = ZooKeeperOptions().session_timeout_ms
@@ -140,8 +138,8 @@ async def settings_of_servers(
     for host, port in hosts:
         server = f"{host}:{port}"
         try:
-            srvr = await asyncio.to_thread(_ask, host, port, b"srvr", tls)
-            conf = await asyncio.to_thread(_ask, host, port, b"conf", tls)
+            srvr = await asyncio.to_thread(ask, host, port, b"srvr", tls)
+            conf = await asyncio.to_thread(ask, host, port, b"conf", tls)
         except OSError as error:
             yield ZooKeeperSettings(server, len(hosts), silence=f"it does not answer: {error}", away=True)
             continue
@@ -159,13 +157,12 @@ def told_by(server: str, servers: int, srvr: str, conf: str) -> ZooKeeperSetting
         return ZooKeeperSettings(server, servers, silence="it does not allow the command `srvr`")
     version = re.search(r"version: (\d[\d.]*)", srvr)
     mode = re.search(r"^Mode: (\w+)", srvr, re.MULTILINE)
-    numbers = re.findall(r"^(\w+)=(\d+)$", conf, re.MULTILINE)
     return ZooKeeperSettings(
         server,
         servers,
         version=version[1] if version else None,
         mode=mode[1] if mode else None,
-        conf={name: int(value) for name, value in numbers},
+        conf=numbers_in(conf),
     )
 
 
@@ -197,24 +194,8 @@ def _takes_large(host: str, port: int, tls: Tls | None) -> bool | None:
     asked = Connect(0, 0, SESSION_MS, session_id=1, passwd=bytes(16), read_only=False).serialize()
     frame = struct.pack(">i", MAX_REQUEST_BYTES) + bytes(asked).ljust(MAX_REQUEST_BYTES, b"\0")
     try:
-        return bool(_ask(host, port, frame, tls))
+        return bool(ask(host, port, frame, tls))
     except (ConnectionResetError, BrokenPipeError, SSLError):  # it has ended the connection before all was sent
         return False
     except OSError:
         return None
-
-
-def _ask(host: str, port: int, request: bytes, tls: Tls | None) -> str:
-    """The answer ends with the connection. Some servers end that without a farewell of TLS."""
-    with socket.create_connection((host, port), timeout=WITHIN_S) as plain:
-        plain.settimeout(WITHIN_S)
-        if tls is None:
-            return _answer(plain, request)
-        with tls.context().wrap_socket(plain, server_hostname=host) as secured:
-            return _answer(secured, request)
-
-
-def _answer(connection: socket.socket, request: bytes) -> str:
-    connection.sendall(request)
-    with connection.makefile("rb") as answer:
-        return answer.read(MOST_BYTES).decode(errors="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -34,7 +34,7 @@ MOST_TOPICS = 1_000
 DEFAULT_INTERVAL_S = 2.0
 LATELY_MS = 60_000
 """The time over which rates are shown."""
-COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "VERSION")
+COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "DISK", "VERSION")
 
 
 @dataclass(slots=True)
@@ -157,14 +157,13 @@ def _print(found: Findings) -> None:
     store, open_ = shown["store"], shown["open_transactions"]
     fields = {
         "cluster": "unhealthy, see below" if found.problems else "healthy",
-        "store": f"{store['kind']}, revision {store['revision']}, read in {store['read_ms']} ms"
-        if store
-        else "no answer",
+        "store": _store_text(store) if store else "no answer",
         "topics": f"{found.topics}{' or more' if found.more_topics else ''}",
         "transactions": f"{open_['count']} open, the oldest for {duration(open_['oldest_ms'])}"
         if open_
         else "not counted yet",
         "hanging": len(found.hanging),
+        "garbage": _garbage(found.statuses) or "not collected yet",
     }
     if found.rates:
         fields["throughput"] = _throughput(found.rates)
@@ -174,6 +173,26 @@ def _print(found: Findings) -> None:
     if found.problems:
         print()
         print_rows(("PROBLEM", "WHAT", "DO"), [(one.about, one.problem, one.action) for one in found.problems])
+
+
+def _store_text(store: Mapping[str, Any]) -> str:
+    size = f", {size_text(store['size_bytes'])}" if "size_bytes" in store else ""
+    return f"{store['kind']}, revision {store['revision']}, read in {store['read_ms']} ms{size}"
+
+
+def _garbage(statuses: Sequence[metatxn.ServiceStatus]) -> str | None:
+    """The most of the coordinators; None if none tells it."""
+    kept = max((each.gc_backlog for each in statuses if each.gc_backlog is not None), default=None)
+    if kept is None:
+        return None
+    return f"{kept:,} ended transactions wait for brokers to clean up" if kept else "nothing waits for brokers"
+
+
+def _disk(status: metatxn.ServiceStatus) -> str | None:
+    if status.disk is None or not status.disk.capacity_bytes:
+        return None
+    used, capacity = status.disk.used_bytes, status.disk.capacity_bytes
+    return f"{100 * used / capacity:.0f} % of {size_text(capacity)}"
 
 
 def _throughput(rates: dict[str, float]) -> str:
@@ -193,6 +212,6 @@ def _throughput(rates: dict[str, float]) -> str:
 def _row(service: AskedService) -> Sequence[Any]:
     status, url = service.status, service.process.url
     if status is None:
-        return (service.name, url, "no answer", None, None, None)
+        return (service.name, url, "no answer", None, None, None, None)
     ready = "draining" if status.ready and status.draining else "yes" if status.ready else "no"
-    return (service.name, url, ready, duration(status.up_ms), status.segments, status.version)
+    return (service.name, url, ready, duration(status.up_ms), status.segments, _disk(status), status.version)

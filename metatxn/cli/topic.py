@@ -170,9 +170,10 @@ def produce(
     named = named_values(properties)
     with session.connect() as client:
         inside = client.attach(full_id(txn)) if txn is not None else None
-        with client.producer(topic) as producer:
+        sending = ProgressLine("messages sent", beside_output=False)
+        with client.producer(topic) as producer, sending as progress:
             futures = [producer.send(value, key, inside, named, deliver_at=due) for value in messages]
-        positions = [future.result() for future in futures]
+            positions = [future.result() for future in progress.over(futures)]
     session.print_done({"sent": len(positions), "positions": positions}, f"sent {len(positions)}")
 
 

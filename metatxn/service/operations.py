@@ -92,6 +92,8 @@ def add_operations(
     async def status() -> ServiceStatus:
         """Show this service, and what it sees of the metadata store. The answer is 200 even if it is not ready."""
         missing, found = await look()
+        if found is not None:
+            found = found.model_copy(update={"size_bytes": await _size(store)})
         return ServiceStatus(
             service=service,
             version=app.version,
@@ -123,6 +125,15 @@ async def _look(
     except (MetastoreError, TimeoutError) as error:
         missing["metadata store"] = str(error) or "no answer"
     return missing, found
+
+
+async def _size(store: MetadataStore) -> int | None:
+    """None if it is not told soon."""
+    try:
+        async with asyncio.timeout(READY_WITHIN_SECONDS):
+            return await store.size_bytes()
+    except (MetastoreError, TimeoutError):
+        return None
 
 
 def _add_cluster(app: FastAPI, store: MetadataStore) -> None:

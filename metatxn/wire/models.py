@@ -165,6 +165,14 @@ class StoreStatus(BaseModel):
     kind: str
     revision: int
     read_ms: float
+    size_bytes: int | None = None
+
+
+class DiskSpace(BaseModel):
+    """Of the disk of the ledgers."""
+
+    used_bytes: int
+    capacity_bytes: int
 
 
 class ThroughputSample(BaseModel):
@@ -203,7 +211,9 @@ class OpenTransactions(BaseModel):
 class ServiceStatus(BaseModel):
     """One service and what it sees; `ready`, `waiting_for` and `warnings` are those of `Health`. `store` is null if the
     store does not answer, `open_transactions` at brokers and before the first count, `segments` (those that are
-    served) and `draining` at coordinators. Times are in milliseconds."""
+    served) and `draining` at coordinators, and `disk` also at brokers with an object store. `gc_backlog` counts the
+    headers past their retention time that the last sweep of this coordinator had to keep, because brokers have not
+    cleaned up behind them; it is null at brokers and before the first sweep. Times are in milliseconds."""
 
     model_config = example(
         service="broker",
@@ -213,10 +223,12 @@ class ServiceStatus(BaseModel):
         ready=True,
         waiting_for={},
         warnings={},
-        store={"kind": "etcd", "revision": 1042, "read_ms": 1.3},
+        store={"kind": "etcd", "revision": 1042, "read_ms": 1.3, "size_bytes": 25_165_824},
         segments=12,
         draining=False,
+        disk={"used_bytes": 42_949_672_960, "capacity_bytes": 107_374_182_400},
         open_transactions=None,
+        gc_backlog=None,
     )
 
     service: Literal["coordinator", "broker"]
@@ -229,4 +241,6 @@ class ServiceStatus(BaseModel):
     store: StoreStatus | None = None
     segments: int | None = None
     draining: bool | None = None
+    disk: DiskSpace | None = None
     open_transactions: OpenTransactions | None = None
+    gc_backlog: int | None = None

@@ -26,11 +26,12 @@ class Watermark:
 
     def __init__(self, percent: int = DEFAULT_PERCENT) -> None:
         self._percent = percent
-        self._space: Space | None = None
+        self.space: Space | None = None
+        """As last measured; None in an object store."""
         self._admitted = 0
 
     def measured(self, space: Space | None) -> None:
-        self._space = space
+        self.space = space
         self._admitted = 0
 
     def admits(self, size: int) -> bool:
@@ -43,9 +44,9 @@ class Watermark:
     @property
     def refusal(self) -> str | None:
         """Why no more messages are admitted, or None if they are."""
-        if self._space is None or self._percent >= 100:
+        if self.space is None or self._percent >= 100:
             return None
-        used, capacity = self._space.used_bytes + self._admitted, self._space.capacity_bytes
+        used, capacity = self.space.used_bytes + self._admitted, self.space.capacity_bytes
         if 100 * used < self._percent * capacity:
             return None
         return (

@@ -258,6 +258,7 @@ async def test_what_garbage_collection_had_to_keep(scraped: Scraped, clock: Fake
     clock.now_ms += 100_000_000
     await scraped.service.gc_sweep.sweep()
     assert await scraped.value("metatxn_gc_backlog_headers") == 1
+    assert (await scraped.http.get("/v1/status")).json()["gc_backlog"] == 1
 
 
 async def test_index_queries_are_timed(scraped: Scraped) -> None:

@@ -19,6 +19,7 @@ from metatxn.wire.broker import SegmentInfo, TopicInfo
 from metatxn.wire.models import (
     BrokerProcess,
     Cluster,
+    DiskSpace,
     OpenTransactions,
     Process,
     ServiceStatus,
@@ -52,6 +53,8 @@ def test_what_holds_readers_back_is_named(dev: DevServer, monkeypatch: pytest.Mo
         done = run_here("status", "-o", "json", METATXN_URL=dev.broker_url)
         said = json.loads(done.stdout)
         assert (done.returncode, said["healthy"], said["store"]["kind"]) == (1, False, "sqlite")
+        (broker,) = [each["status"] for each in said["services"] if each["service"] == "broker"]
+        assert said["store"]["size_bytes"] > 0 and 0 < broker["disk"]["used_bytes"] <= broker["disk"]["capacity_bytes"]
         (problem,) = [one for one in said["problems"] if one["about"] == f"transaction {txn.id}"]
         assert problem["action"].endswith(f"metatxn txn abort {txn.id}")
 
@@ -77,11 +80,13 @@ class Services:
     def service_status(self, url: str) -> ServiceStatus:
         if url == GONE.url:
             raise metatxn.ServiceUnreachable("nobody listens there")
-        store = StoreStatus(kind="etcd", revision=7, read_ms=1.0)
+        store = StoreStatus(kind="etcd", revision=7, read_ms=1.0, size_bytes=3_145_728)
         about = {"version": "1", "now_ms": 1_000_000, "up_ms": 90_061_000, "ready": True, "store": store}
         if url == BROKER.url:
-            return ServiceStatus(service="broker", segments=1, **about | self.of_broker)
-        return ServiceStatus(service="coordinator", open_transactions=OpenTransactions(count=2, oldest_ms=5), **about)
+            disk = DiskSpace(used_bytes=21 << 30, capacity_bytes=100 << 30)
+            return ServiceStatus(service="broker", segments=1, disk=disk, **about | self.of_broker)
+        open_ = OpenTransactions(count=2, oldest_ms=5)
+        return ServiceStatus(service="coordinator", open_transactions=open_, gc_backlog=1_234, **about)
 
     def upgrade_status(self) -> metatxn.UpgradeStatus:
         return metatxn.UpgradeStatus(version=2, target=2, processes=[], obstacles=[], features=[])
@@ -111,7 +116,16 @@ def test_nothing_is_wrong_with_these(monkeypatch: pytest.MonkeyPatch, capsys: py
     status._print(status.look(cast(metatxn.Client, Services())))
     printed = capsys.readouterr().out
     lately = "throughput    12.0k messages/s in (800.0 KiB/s), 0.4 messages/s out (4 B/s)\n"
-    for words in ("etcd, revision 7", "2 open", "1 or more", "1d 1h", lately):
+    garbage = "1,234 ended transactions wait for brokers to clean up"
+    for words in (
+        "etcd, revision 7, read in 1.0 ms, 3.0 MiB",
+        "2 open",
+        "1 or more",
+        "1d 1h",
+        "21 % of 100",
+        garbage,
+        lately,
+    ):
         assert words in printed
 
 

@@ -36,6 +36,12 @@ async def test_a_scan_holds_what_starts_with_the_prefix(store: MetadataStore) ->
     assert (await store.scan("/none/")).records == []
 
 
+async def test_a_store_outside_of_this_process_tells_its_size(store: MetadataStore) -> None:
+    await fill(store, KEYS)
+    size = await store.size_bytes()
+    assert size is None if store.kind == "memory" else size is not None and size > 0
+
+
 async def test_limit_and_more(store: MetadataStore) -> None:
     await fill(store, KEYS)
     for limit in range(1, len(KEYS) + 2):

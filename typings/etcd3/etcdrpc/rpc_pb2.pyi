@@ -35,6 +35,15 @@ class MemberListResponse(Message):
     members: Sequence[Member]
     def __init__(self, *, header: ResponseHeader = ..., members: Iterable[Member] = ...) -> None: ...
 
+class StatusRequest(Message):
+    def __init__(self) -> None: ...
+
+class StatusResponse(Message):
+    header: ResponseHeader
+    version: str
+    dbSize: int
+    def __init__(self, *, header: ResponseHeader = ..., version: str = ..., dbSize: int = ...) -> None: ...
+
 class RangeRequest(Message):
     ASCEND: int
     DESCEND: int

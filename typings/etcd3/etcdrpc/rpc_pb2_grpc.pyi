@@ -54,3 +54,7 @@ class AuthStub:
 class ClusterStub:
     MemberList: Unary[rpc_pb2.MemberListRequest, rpc_pb2.MemberListResponse]
     def __init__(self, channel: Any) -> None: ...
+
+class MaintenanceStub:
+    Status: Unary[rpc_pb2.StatusRequest, rpc_pb2.StatusResponse]
+    def __init__(self, channel: Any) -> None: ...

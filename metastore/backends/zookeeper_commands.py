@@ -1,0 +1,42 @@
+"""The commands of four letters, which a server of ZooKeeper answers to anybody if its settings allow them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Iterable
+
+from metastore.backends.credentials import Tls
+
+WITHIN_S = 3.0
+MOST_BYTES = 1 << 20
+
+
+async def stored_bytes(hosts: Iterable[tuple[str, int]], tls: Tls | None) -> list[int]:
+    """The bytes of snapshots and logs, of each server that tells them by `conf`."""
+    asked = [asyncio.to_thread(ask, host, port, b"conf", tls) for host, port in hosts]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    told = [numbers_in(answer) for answer in answers if isinstance(answer, str)]
+    return [each["dataDirSize"] + each["dataLogSize"] for each in told if {"dataDirSize", "dataLogSize"} <= each.keys()]
+
+
+def numbers_in(conf: str) -> dict[str, int]:
+    """The numbers in an answer to `conf`."""
+    return {name: int(value) for name, value in re.findall(r"^(\w+)=(\d+)$", conf, re.MULTILINE)}
+
+
+def ask(host: str, port: int, request: bytes, tls: Tls | None) -> str:
+    """The answer ends with the connection. Some servers end that without a farewell of TLS."""
+    with socket.create_connection((host, port), timeout=WITHIN_S) as plain:
+        plain.settimeout(WITHIN_S)
+        if tls is None:
+            return _answer(plain, request)
+        with tls.context().wrap_socket(plain, server_hostname=host) as secured:
+            return _answer(secured, request)
+
+
+def _answer(connection: socket.socket, request: bytes) -> str:
+    connection.sendall(request)
+    with connection.makefile("rb") as answer:
+        return answer.read(MOST_BYTES).decode(errors="replace")
