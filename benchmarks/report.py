@@ -34,6 +34,11 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
 
+    def __post_init__(self) -> None:
+        """A benchmark takes minutes: tell a person at a terminal each figure once it is known."""
+        if sys.stderr.isatty():
+            print(f"{self.name}: {_round(self.value)} {self.unit}", file=sys.stderr)
+
     @property
     def target(self) -> float | None:
         return self.at_least if self.at_least is not None else self.at_most

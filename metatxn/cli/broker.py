@@ -139,7 +139,7 @@ def _until_drained(
 ) -> metatxn.BrokerInfo:
     """Raises `CliError` if it takes too long, or nobody can take the segments."""
     end, at_first = clock() + within_s, found.segments
-    with ProgressLine(f"of {at_first:,} segments have gone", beside_output=False) as progress:
+    with ProgressLine("segments have gone", total=at_first, beside_output=False) as progress:
         while found.state == "draining":
             if found.waiting_for is not None:
                 raise CliError(

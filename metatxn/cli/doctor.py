@@ -23,11 +23,12 @@ from metatxn.cli.status import hanging_problems, unserved_segments
 from metatxn.cli.store import looking_into
 from metatxn.health import HANGING_MS
 from metatxn.wire.coordinator import Process
-from metatxn.words import duration
+from metatxn.words import duration, size_text
 
 MOST_SKEW_MS = 500
 """What a coordinator allows by default: `--max-clock-skew-ms`."""
 SLOW_STORE_MS = 100.0
+FILLING_PERCENT = 80
 SOON_S = 14 * 86_400
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COLUMNS = ("CHECK", "VERDICT", "ABOUT", "WHAT", "DO")
@@ -141,6 +142,12 @@ def _readiness(service: SeenService) -> Iterator[Checked]:
     if service.status.draining:
         action = f"When that is over: metatxn broker undrain {service.process.id}"
         yield Checked("drain", service.about, "advice", "it is being drained and gets no new work", action)
+    if (disk := service.status.disk) is not None and disk.capacity_bytes and not service.status.warnings:
+        used = 100 * disk.used_bytes / disk.capacity_bytes
+        filling = used >= FILLING_PERCENT
+        action = "Set a retention, trim, delete topics, or give it a larger disk." if filling else ""
+        said = f"{used:.0f} % of {size_text(disk.capacity_bytes)} are used"
+        yield Checked("disk", service.about, "advice" if filling else "ok", said, action)
     for what, why in service.status.warnings.items():
         yield Checked(what, service.about, "problem", why, "It still serves; act before it does not.")
     store = service.status.store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -40,6 +42,7 @@ T = TypeVar("T")
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_CANNOT_BE_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _SHORT_OUTPUT = re.compile(r"-[fy]*o=?(.*)", re.DOTALL)
 """`-o json`, `-ojson`, and behind other options of one letter: `-fo json`."""
 
@@ -159,6 +162,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = None  # who reads our output wants no more of it: do not fail again at the last flush
         return 0
+    except OSError as error:
+        if error.errno not in _CANNOT_BE_WRITTEN:
+            raise
+        sys.stdout = None  # do not fail again at the last flush
+        say(_sentences(f"the output cannot be written: {error.strerror}", "Make room, or write to another place."))
     except SystemExit:
         if type(sys.stdout).__name__ != "PacifyFlushWrapper":
             raise
@@ -205,5 +213,16 @@ def _sentences(*parts: str) -> str:
     return " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
 
 
+def keep_standard_streams() -> None:
+    """Let nothing that is opened later have the number of a standard stream that the caller has closed (`>&-`): libuv
+    aborts the process rather than close such a file. What would be printed goes nowhere, as before."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
 def main() -> None:
+    keep_standard_streams()
     sys.exit(run())

@@ -13,17 +13,26 @@ from typing import Self, TypeVar
 
 FIRST_AFTER_S = 1.0
 EVERY_S = 0.2
+BAR = 20
 _CLEAR = "\r\x1b[K"
 
 T = TypeVar("T")
 
 
 class ProgressLine:
-    """Inside its `with`, `at` or `over` say how far it is. Nothing is shown in the first second, and the line is
-    gone at the end."""
+    """Inside its `with`, `at` or `over` say how far it is, of `total` if that is known. Nothing is shown in the first
+    second, and the line is gone at the end."""
 
-    def __init__(self, what: str, *, beside_output: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        total: int | None = None,
+        beside_output: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._what = what
+        self._total = total
         self._clock = clock
         self._shows = sys.stderr.isatty() and not (beside_output and sys.stdout.isatty())
         self._next = clock() + FIRST_AFTER_S
@@ -34,9 +43,17 @@ class ProgressLine:
         """So many are done."""
         self.done = done
         if self._shows and self._clock() >= self._next:
-            print(f"{_CLEAR}{self.done:,} {self._what}", end="", file=sys.stderr, flush=True)
+            print(f"{_CLEAR}{self._bar()}{self.done:,} {self._what}", end="", file=sys.stderr, flush=True)
             self._next = self._clock() + EVERY_S
             self._shown = True
+
+    def _bar(self) -> str:
+        """Nothing if nobody knows how many there are."""
+        if not self._total:
+            return ""
+        part = min(1.0, self.done / self._total)
+        full = int(part * BAR)
+        return f"[{'#' * full}{'.' * (BAR - full)}] {part:.0%}  "
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:

@@ -170,7 +170,7 @@ def produce(
     named = named_values(properties)
     with session.connect() as client:
         inside = client.attach(full_id(txn)) if txn is not None else None
-        sending = ProgressLine("messages sent", beside_output=False)
+        sending = ProgressLine("messages sent", total=len(messages), beside_output=False)
         with client.producer(topic) as producer, sending as progress:
             futures = [producer.send(value, key, inside, named, deliver_at=due) for value in messages]
             positions = [future.result() for future in progress.over(futures)]

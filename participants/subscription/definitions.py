@@ -79,7 +79,7 @@ class Definition:
 def _not_found(topic: str, name: str) -> errors.MetatxnError:
     return errors.NotFound(
         f"topic {topic} has no subscription {name}",
-        action="Create it first, with PUT.",
+        action=f"Create it first: metatxn subscription create {topic} {name}.",
         topic=topic,
         subscription=name,
     )

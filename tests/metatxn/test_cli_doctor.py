@@ -22,7 +22,7 @@ from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.store import INDEXES
 from metatxn.cli import doctor, status
-from metatxn.wire.models import BrokerProcess
+from metatxn.wire.models import BrokerProcess, DiskSpace
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, Services
@@ -76,6 +76,15 @@ def test_each_check_of_a_healthy_cluster_says_that_it_has_looked() -> None:
 )
 def test_what_services_tell(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert wrong(Services(**changes)) == expected
+
+
+@pytest.mark.parametrize(("used", "verdict"), [(79, "ok"), (80, "advice")])
+def test_a_disk_that_fills_up(used: int, verdict: str) -> None:
+    services = Services(disk=DiskSpace(used_bytes=used, capacity_bytes=100))
+    (checked,) = [
+        each for each in doctor.of_cluster(cast(metatxn.Client, services), "http://c") if each.check == "disk"
+    ]
+    assert (checked.verdict, checked.what, bool(checked.action)) == (verdict, f"{used} % of 100 B are used", used == 80)
 
 
 def test_an_upgrade_that_was_not_finalized_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:

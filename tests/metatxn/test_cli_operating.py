@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import shlex
+import subprocess
 import uuid
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -28,7 +30,7 @@ from metatxn.wire.broker import OpenTransaction, SegmentDetail
 from metatxn.wire.coordinator import Operation, TransactionHeader
 from metatxn.words import short_id, size_text
 from tests.metatxn.command_line import Done, error_line, run_here
-from tests.metatxn.dev_server import DevServer
+from tests.metatxn.dev_server import COMMAND, DevServer
 from tests.metatxn.waiting import eventually
 
 _AGES = ((), ("--older-than", "0s"), ("--older-than", "1h"))
@@ -227,6 +229,23 @@ def test_a_reader_that_wants_no_more_is_no_failure() -> None:
     with redirect_stdout(Closed()), redirect_stderr(errors):
         assert run(["token", "create", "--name", "billing"]) == 0
     assert errors.getvalue() == ""
+
+
+def test_an_output_that_cannot_be_written_is_one_line() -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    errors = io.StringIO()
+    with redirect_stdout(Full()), redirect_stderr(errors):
+        assert run(["token", "create", "--name", "billing", "-o", "json"]) == 1
+    assert "No space left on device. Make room" in json.loads(errors.getvalue())["error"]
+
+
+def test_streams_that_the_caller_has_closed_are_no_failure() -> None:
+    """The connection to the service must not get their numbers: libuv would abort the process."""
+    command = shlex.join([*COMMAND, "topic", "list", "--url", "http://127.0.0.1:1"])
+    assert subprocess.run(["bash", "-c", f"{command} >&- 2>&- <&-"]).returncode == 1
 
 
 def test_authorities_may_be_named_after_the_command(cli: Callable[..., Done]) -> None:

@@ -25,12 +25,20 @@ class Stream(io.StringIO):
         return self._terminal
 
 
-def shown(seconds: list[float], *, errors: bool = True, output: bool = False, beside_output: bool = True) -> list[str]:
+def shown(
+    seconds: list[float],
+    *,
+    errors: bool = True,
+    output: bool = False,
+    beside_output: bool = True,
+    total: int | None = None,
+) -> list[str]:
     """What is on the line after each of the items, which are done at these times."""
     now = 0.0
     lines: list[str] = []
     with redirect_stderr(Stream(terminal=errors)) as written, redirect_stdout(Stream(terminal=output)) as printed:
-        with ProgressLine("records", beside_output=beside_output, clock=lambda: now) as progress:
+        line = ProgressLine("records", total=total, beside_output=beside_output, clock=lambda: now)
+        with line as progress:
             for number in progress.over(range(len(seconds))):
                 now = seconds[number]
                 lines.append(written.getvalue().rpartition("\x1b[K")[2])
@@ -48,6 +56,14 @@ def test_the_line_counts_after_a_second_and_is_gone_at_the_end() -> None:
         "2 records",
         "4 records",
         "",
+    ]
+
+
+def test_a_bar_shows_how_much_is_done_where_that_is_known() -> None:
+    assert shown([5, 6, 7, 8], total=4)[1:4] == [
+        "[#####...............] 25%  1 records",
+        "[##########..........] 50%  2 records",
+        "[###############.....] 75%  3 records",
     ]
 
 

@@ -84,7 +84,7 @@ class Services:
         about = {"version": "1", "now_ms": 1_000_000, "up_ms": 90_061_000, "ready": True, "store": store}
         if url == BROKER.url:
             disk = DiskSpace(used_bytes=21 << 30, capacity_bytes=100 << 30)
-            return ServiceStatus(service="broker", segments=1, disk=disk, **about | self.of_broker)
+            return ServiceStatus(service="broker", segments=1, **{"disk": disk} | about | self.of_broker)
         open_ = OpenTransactions(count=2, oldest_ms=5)
         return ServiceStatus(service="coordinator", open_transactions=open_, gc_backlog=1_234, **about)
 
