@@ -28,7 +28,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # What is compiled is kept: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-capacity bench-console bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test object-store-test ops-test dashboards docs clean
+.PHONY: help setup packages check quick test suite test-all contract console-test chaos upgrade-test fuzz demo bench bench-client bench-commits bench-store bench-coordinator bench-participants bench-compaction bench-backup bench-capacity bench-console bench-tracing bench-lifecycle soak bench-spark-job bench-spark bench-peers bench-peers-spark pulsar-test kafka-test spark-matrix simulate mutants compose-test helm-test object-store-test ops-test dashboards docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -136,6 +136,9 @@ bench-capacity: setup  ## What one transaction, topic and segment cost: the unit
 
 bench-console: setup  ## Every page of the console of a large cluster (a first look: TOPICS=500 TRANSACTIONS=5000 MESSAGES=50000)
 	$(BIN)/python -m benchmarks.console $(if $(TOPICS),--topics $(TOPICS)) $(if $(TRANSACTIONS),--transactions $(TRANSACTIONS)) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(RUNS),--runs $(RUNS))
+
+bench-tracing: setup  ## What traces cost a coordinator at the usual sampling, beside none (a first look: TURNS=10)
+	$(BIN)/python -m benchmarks.tracing $(if $(TURNS),--turns $(TURNS))
 
 bench-lifecycle: setup  ## What a long life of aborts, splits and merges leaves behind (the whole, in hours: TRANSACTIONS=1000000 CHANGES=200)
 	$(BIN)/python -m benchmarks.lifecycle $(if $(TRANSACTIONS),--transactions $(TRANSACTIONS)) $(if $(CHANGES),--changes $(CHANGES)) $(if $(RUNS),--runs $(RUNS))

@@ -1,0 +1,95 @@
+"""Tracing: what `--trace-to` costs a coordinator at its usual sampling, and at other ones.
+
+Each way has a coordinator process of its own, with an empty SQLite store. The same transactions are begun and committed
+over REST at each of them, in turns, and the CPU that each process has taken since its turn began is read from the
+kernel: that depends little on what else runs on the machine. A receiver takes the spans and throws them away; the
+program that asks is not traced, so only the sampling of the service counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+
+from benchmarks.report import Figure, publish
+from benchmarks.services import Service, running
+
+WAYS = {"off": None, "0.01": "0.01", "1": "1"}
+"""By name, `--trace-sampling`; None is without `--trace-to`."""
+MOST_PERCENT = 3.0
+
+
+@contextmanager
+def receiver() -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def cpu_of_transactions(service: Service, client: httpx.Client, number: int) -> float:
+    """The seconds that the process takes for each of so many."""
+    before = service.cpu_s
+    for _ in range(number):
+        txn_id = client.post(f"{service.url}/v1/txns").raise_for_status().json()["txn_id"]
+        client.post(f"{service.url}/v1/txns/{txn_id}/commit").raise_for_status()
+    return (service.cpu_s - before) / number
+
+
+def measured(turns: int, transactions: int) -> dict[str, list[float]]:
+    """By way, the CPU seconds of a transaction in each turn."""
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        to, client = stack.enter_context(receiver()), stack.enter_context(httpx.Client(timeout=60))
+        services = {}
+        for way, sampling in WAYS.items():
+            options = ["--trace-to", to, "--trace-sampling", sampling] if sampling is not None else []
+            store = f"sqlite:///{directory}/{way}.db"
+            services[way] = stack.enter_context(running("coordinator", "--store", store, "--no-console", *options))
+        for service in services.values():
+            cpu_of_transactions(service, client, transactions)
+        for turn in range(turns):
+            order = list(services)[:: 1 if turn % 2 else -1]
+            for way in order:
+                found[way].append(cpu_of_transactions(services[way], client, transactions))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--transactions", type=int, default=300, help="of each turn")
+    arguments = parser.parse_args()
+    found = measured(arguments.turns, arguments.transactions)
+    off = found.pop("off")
+    more = {way: [100 * (a / b - 1) for a, b in zip(seconds, off, strict=True)] for way, seconds in found.items()}
+    figures = [Figure("CPU of a transaction without traces", [each * 1e6 for each in off], "µs")]
+    for way, percents in more.items():
+        most = MOST_PERCENT if way == "0.01" else None
+        figures.append(Figure(f"more CPU at a sampling of {way}", percents, "%", at_most=most))
+    publish("tracing", "What traces cost a coordinator", figures)
+
+
+if __name__ == "__main__":
+    main()
