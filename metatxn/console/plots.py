@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 320, 150
-LEFT, RIGHT, TOP, BOTTOM = 62, 6, 9, 20
+LEFT, RIGHT, TOP, BOTTOM = 78, 6, 9, 20
 """The space around the plot for the words at its axes."""
 LATELY = 3
 """The latest value is not known yet while it is counted: what it is now is one of the last values."""

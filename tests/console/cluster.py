@@ -106,6 +106,15 @@ class ConsoleCluster:
 
         self._loop.run(looked())
 
+    def stop_looking(self) -> None:
+        """From now on nobody but `look` does."""
+
+        async def stopped() -> None:
+            self._coordinator.throughput.stop()
+            self._broker._throughput.stop()
+
+        self._loop.run(stopped())
+
     def count_open(self) -> None:
         """Count what is open, as a coordinator does every fifteen seconds."""
         self._loop.run(self._coordinator.survey.look_once())

@@ -32,6 +32,7 @@ def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random
     for topic in ("orders", "invoices", "audit"):
         client.create_topic(topic, segments=2)
         client.create_subscription(topic, "billing", dead_letter_topic=f"{topic}-dead")
+    cluster.stop_looking()
     cluster.ahead_ms -= LOOK_EVERY_MS * REMEMBERED
     reader = client.reader("orders")
     left: list[str] = []
