@@ -20,6 +20,7 @@ from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
 from tests.console.life import HOSTILE, begun
+from tests.console.test_frame import sign_in
 
 
 @pytest.fixture
@@ -217,12 +218,16 @@ def test_somebody_elses_is_refused(secured: Secured) -> None:
         txn.abort()
 
 
-def test_a_prepared_one_of_somebody_else_is_aborted_by_force(secured: Secured, prepared_by_ada: str) -> None:
+def test_a_prepared_one_of_somebody_else_is_aborted_by_force(
+    stranger: Visitor, secured: Secured, prepared_by_ada: str
+) -> None:
     path = f"/transactions/{prepared_by_ada}"
     with Sender(secured.cluster.url, secured.tokens["root"]) as root:
-        assert 'name="force"' in root.get(path).text
         assert root.post(f"{path}/abort").status_code == 403
-        assert root.post(f"{path}/abort", force="yes").status_code == 303
+    page = sign_in(stranger, secured.tokens["root"], path)
+    page.get_by_label("It is prepared: the other half of its commit may be done elsewhere.").check()
+    page.get_by_role("button", name="Abort").click()
+    expect(page.get_by_text(f"Transaction {short_id(prepared_by_ada)} is aborted.")).to_be_visible()
     with secured.cluster.client(secured.tokens["ada"]) as client:
         assert header_of(client, prepared_by_ada).reason == "aborted in the console by root"
 
