@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
+from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import CliError, ServiceOptions, takes, takes_session
 from metatxn.cli.output import print_json, print_rows
 from metatxn.wire.policies import MIN_ROLL_MS, UNLIMITED, PolicyInfo, PolicySettings
@@ -142,6 +143,36 @@ class SettingOptions:
 
 
 takes_settings = takes("settings", SettingOptions)
+MAY_DROP = frozenset(
+    {
+        *("retention_ms", "retention_bytes", "retention", "cleanup", "delete_retention_ms"),
+        *("ttl_ms", "backlog", "backlog_bytes", "backlog_ms"),
+    }
+)
+"""The settings by which a change may drop messages, or take them for acknowledged."""
+
+
+def agreed(
+    session: ServiceOptions,
+    consent: ConsentOptions,
+    about: str,
+    changes: Mapping[str, Any],
+    present: Callable[[], PolicyInfo],
+) -> bool:
+    """Whether to change the policy of `about`. A person is asked if that may drop messages."""
+
+    def effect() -> str:
+        now = present().effective
+        parts = []
+        for name, to in changes.items():
+            before, after = getattr(now, name), "what counts without it" if to is None else to
+            parts.append(f"{name} from {before.value} ({before.source}) to {after}")
+        lost = "; messages that it does not keep any more are gone for ever" if MAY_DROP & changes.keys() else ""
+        return f"change the policy of {about}: {', '.join(parts)}{lost}."
+
+    if not consent.dry_run and not MAY_DROP & changes.keys():
+        return True
+    return consent.given(session, effect)
 
 
 @app.command(epilog="Examples: metatxn policy show shop/prod · metatxn policy show --cluster")
@@ -159,9 +190,11 @@ def show(session: ServiceOptions, namespace: NamespaceArgument = None, cluster: 
     "metatxn policy set --cluster --unset retention_ms",
 )
 @takes_session
+@takes_consent
 @takes_settings
 def set_(
     session: ServiceOptions,
+    consent: ConsentOptions,
     settings: SettingOptions,
     namespace: NamespaceArgument = None,
     cluster: ClusterOption = False,
@@ -169,6 +202,13 @@ def set_(
     """Change a policy. What is not named stays as it is."""
     chosen, changes = _chosen(namespace, cluster), settings.changes()
     with session.connect() as client:
+
+        def present() -> PolicyInfo:
+            return client.cluster_policy() if chosen is None else client.namespace_policy(chosen)
+
+        about = "the cluster" if chosen is None else f"namespace {chosen}"
+        if not agreed(session, consent, about, changes, present):
+            return
         found = (
             client.set_cluster_policy(**changes) if chosen is None else client.set_namespace_policy(chosen, **changes)
         )

@@ -9,7 +9,8 @@ from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json
 from metatxn.cli.topic import SegmentArgument
-from metatxn.words import size_text
+from metatxn.wire.broker import SegmentDetail
+from metatxn.words import count_text, size_text
 
 app = typer.Typer(
     help="Show segments, and delete those of which nothing is needed any more.",
@@ -36,9 +37,20 @@ def show(session: ServiceOptions, segment: SegmentArgument) -> None:
     if session.json:
         print_json(as_json(found) | {"blockers": [each.as_object() for each in waiting]})
         return
-    fields = {name: value for name, value in as_json(found).items() if name not in ("open_transactions", "pinned_by")}
-    print_fields(fields | {"size_bytes": size_text(found.size_bytes)})
+    apart = ("open_transactions", "pinned_by", "rates")
+    fields = {name: value for name, value in as_json(found).items() if name not in apart}
+    print_fields(fields | {"size_bytes": size_text(found.size_bytes)} | _rates(found))
     print_blockers(waiting)
+
+
+def _rates(found: SegmentDetail) -> dict[str, str]:
+    """What goes in and out in a second, if the owner knows it."""
+    if (rates := found.rates) is None:
+        return {}
+    return {
+        "in": f"{count_text(rates.messages_in)} messages/s, {size_text(round(rates.bytes_in))}/s",
+        "out": f"{count_text(rates.messages_out)} messages/s, {size_text(round(rates.bytes_out))}/s",
+    }
 
 
 @app.command(epilog="Example: metatxn segment delete segment://public/default/orders/0000-ffff-0")

@@ -163,7 +163,7 @@ def _print(found: Findings) -> None:
         if open_
         else "not counted yet",
         "hanging": len(found.hanging),
-        "garbage": _garbage(found.statuses) or "not collected yet",
+        "garbage": _garbage(found.statuses) or "not looked at yet",
     }
     if found.rates:
         fields["throughput"] = _throughput(found.rates)

@@ -28,7 +28,7 @@ from metatxn.cli.output import (
     print_rows,
     when,
 )
-from metatxn.cli.policy import SettingOptions, show_policy, takes_settings
+from metatxn.cli.policy import SettingOptions, agreed, show_policy, takes_settings
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, TIME_HELP, delivery_time, time_of
 from metatxn.cli.txn import full_id, named_values
@@ -123,12 +123,14 @@ def show(session: ServiceOptions, topic: TopicArgument) -> None:
 
 @app.command("set", epilog="Example: metatxn topic set orders --retention-ms 604800000 --retention hard")
 @takes_session
+@takes_consent
 @takes_settings
-def set_(session: ServiceOptions, settings: SettingOptions, topic: TopicArgument) -> None:
+def set_(session: ServiceOptions, consent: ConsentOptions, settings: SettingOptions, topic: TopicArgument) -> None:
     """Change a topic's policy, while it is in use. What is not named stays as it is."""
     changes = settings.changes()
     with session.connect() as client:
-        show_policy(session, client.set_topic_policy(topic, **changes))
+        if agreed(session, consent, f"topic {topic}", changes, lambda: client.topic_policy(topic)):
+            show_policy(session, client.set_topic_policy(topic, **changes))
 
 
 @app.command(

@@ -80,6 +80,9 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
             "--to",
             "latest",
         ): "delivered again, and 1 message never",
+        ("topic", "set", topic, "--retention-ms", "9"): "retention_ms from -1 (default) to 9; messages that",
+        ("topic", "set", topic, "--unset", "roll_ms"): "to what counts without it.",
+        ("policy", "set", "--cluster", "--ttl-ms", "5"): "the policy of the cluster: ttl_ms from -1",
         ("subscription", "drop", topic, "billing"): "1 message not acknowledged, 0 consumers connected",
         ("key", "delete", key): f"abort its transaction {consent_id(txn.id)}",
         ("txn", "abort", txn.id): "nothing that was done in it will be visible",
@@ -93,6 +96,14 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
     assert client.attach(txn.id).header.state == "OPEN" and client.key(key).txn_id == txn.id
     txn.abort()
     assert "ABORTED already" in cli("txn", "abort", txn.id, "--dry-run").stdout
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_policy_that_may_drop_messages_is_asked_about(cli: Callable[..., Done], topic: str) -> None:
+    refused = cli("topic", "set", topic, "--retention-ms", "1000", stdin="no\n")
+    assert refused.returncode == 1 and "are gone for ever" in refused.stderr
+    assert cli("topic", "set", topic, "--schema-compatibility", "none").stderr == ""
+    assert cli("topic", "set", topic, "--retention-ms", "1000", "--yes").stderr == ""
 
 
 def test_a_trial_of_what_is_not_there_fails(cli: Callable[..., Done]) -> None:
