@@ -5,7 +5,7 @@
     Clerk       puts orders, plain or in a transaction
     Worker      takes orders and writes a bill for each, with the acknowledgement in the same transaction
     Author      appends to keyed logs, several at a time, plain or in a transaction
-    Auditor     reads the whole bank at one revision
+    Auditor     reads the whole bank at one revision, with or without holding it there
     Follower    reads a topic on and on
     Surveyor    splits segments, and merges neighbours
 
@@ -30,7 +30,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import metatxn
-from metatxn import Message, Reader
+from metatxn import Message
 from tests.bounds import applied, drawn
 from tests.histories.calls import Outcome, Recorder
 from tests.histories.messages.consumption import INPUTS, OUTPUTS
@@ -46,6 +46,10 @@ TIMEOUT_MS = (3_000, 15_000, 30_000)
 PAUSE_S = 0.3
 READING_PAUSE_S = 2.0
 SURVEYING_PAUSE_S = 8.0
+HELD_FOR_S = 3_000.0
+"""Longer than a snapshot takes, and than faults that keep a hold from being prolonged."""
+TELL_EVERY = 100
+"""So many messages of a long read: whoever waits for its end sees that it goes on."""
 MOST_SEGMENTS = 3
 """Of a topic at once."""
 
@@ -266,6 +270,13 @@ class Observer(Actor):
     """Reads only. Its last turn comes when all is calm, so that at least this one is judged."""
 
     pause_s = READING_PAUSE_S
+    read = 0
+
+    def take(self, message: Message) -> str:
+        self.read += 1
+        if self.read % TELL_EVERY == 0:
+            print(f"{self.name} has read {self.read} messages", flush=True)  # noqa: T201  into the log
+        return str(message.value["id"])
 
     def run(self, stop: threading.Event) -> None:
         super().run(stop)
@@ -273,13 +284,26 @@ class Observer(Actor):
 
 
 class Auditor(Observer):
+    """Some snapshots are held: as long as the holds last, none of these may be refused as too old (DESIGN §5.24)."""
+
     def turn(self) -> None:
         self.scribe.call({"do": "snapshot"}, self._look, lambda seen: seen)
 
     def _look(self) -> dict[str, list[str]]:
         revision = self.client.cluster().revision
-        readers = {topic: self.client.reader(topic, isolation="snapshot", revision=revision) for topic in BANK}
-        return {topic: [message.value["id"] for message in reader] for topic, reader in readers.items()}
+        held: list[metatxn.ReadHold] = []
+        if self.dice.random() < 0.5:
+            self.quietly(lambda: held.extend(self.client.read_hold(topic, HELD_FOR_S, revision) for topic in BANK))
+        try:
+            readers = {topic: self.client.reader(topic, isolation="snapshot", revision=revision) for topic in BANK}
+            return {topic: [self.take(message) for message in reader] for topic, reader in readers.items()}
+        except metatxn.InvalidArgument as error:
+            if len(held) == len(BANK):
+                raise AssertionError("a snapshot that was held is refused") from error
+            raise
+        finally:
+            for hold in held:
+                hold.release()
 
 
 class Follower(Observer):
@@ -294,16 +318,11 @@ class Follower(Observer):
         call = self._recorder.invoke(self.name, {"do": "read", "reader": self.name, "topic": topic})
         outcome = Outcome.UNKNOWN
         try:
-            read_on(self._readers[topic], seen)
+            for message in self._readers[topic]:
+                seen.append((message.key, self.take(message)))
             outcome = Outcome.OK
         finally:  # what came before a failure was read all the same
             self._recorder.answer(call, self.name, outcome, seen)
-
-
-def read_on(reader: Reader, seen: list[tuple[str | None, str]]) -> None:
-    """Everything new, as (key, id)."""
-    for message in reader:
-        seen.append((message.key, message.value["id"]))
 
 
 class Surveyor(Actor):

@@ -88,9 +88,9 @@ class Cluster:
                 for one, member in self.members.items():
                     await self._open_way(stack, f"{name}>{one}", member.port)
             for name in SERVICES:
-                self.services[name] = Service(name, partial(self._service, name), self._log(name))
+                self.services[name] = Service(name, partial(self._service, name), self.log(name))
             for name in CLIENTS:
-                self.clients[name] = Service(name, partial(self._client, name), self._log(name))
+                self.clients[name] = Service(name, partial(self._client, name), self.log(name))
             for service in (*self.services.values(), *self.clients.values()):
                 stack.push_async_callback(service.close)
             for service in self.services.values():
@@ -130,7 +130,7 @@ class Cluster:
     async def _open_way(self, stack: AsyncExitStack, name: str, port: int) -> None:
         self.ways[name] = await stack.enter_async_context(Relay(port))
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
 
     def _service(self, name: str) -> list[str]:

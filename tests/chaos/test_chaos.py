@@ -6,6 +6,8 @@ the seed 201 in `make test-all`; docs/testing.md has the figures of longer ones.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +15,10 @@ import pytest
 
 from metastore.backends.etcd import EtcdStore
 from metastore.errors import StoreFull
+from tests.chaos import run as run_module
+from tests.chaos.cluster import Cluster
 from tests.chaos.mixes import MIXES
-from tests.chaos.run import run
+from tests.chaos.run import Calm, Report, run
 from tests.chaos.schedule import schedule, whole
 from tests.chaos.store_space import fill, make_room
 from tests.extent import usually
@@ -33,6 +37,25 @@ async def test_79_118_nothing_is_lost_doubled_torn_or_left_in_chaos(tmp_path: Pa
     assert report.faults.total() > 5, "nothing has happened"
     for what in ("transactions committed", "transactions aborted", "snapshot ok", "read ok", "final ok"):
         assert report.counts[what], f"nothing was judged: {report}"
+
+
+@pytest.mark.parametrize(("steps", "hangs"), [(0, True), (3, True), (4, False)])
+async def test_what_goes_on_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, hangs: bool
+) -> None:
+    monkeypatch.setattr(run_module, "PATIENCE_S", 0)
+    report = Report("short", 1, 1, tmp_path, [])
+    (tmp_path / "histories").mkdir()
+    calm, end, seen = Calm(Cluster(MIXES["short"], 1, tmp_path), report), asyncio.Event(), itertools.count()
+
+    def progress() -> int:
+        step = next(seen)
+        if step == 4:
+            end.set()
+        return min(step, steps)
+
+    await calm._in_time("it ends", end.wait(), progress)
+    assert bool(report.anomalies) is hangs
 
 
 @pytest.mark.parametrize("name", sorted(MIXES))
