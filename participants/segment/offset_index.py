@@ -38,8 +38,9 @@ class OffsetIndex:
         return await self.after(self._segment.buffer.max_read_position)
 
     async def start(self) -> int:
-        """The offset of the first message that may be read."""
-        return await self.after(self._segment.ledgers.start)
+        """The offset behind everything that was trimmed. What is left out behind it keeps its offsets, so the first
+        message that is there may have a higher one."""
+        return await self._until_found(self._start)
 
     async def after(self, position: Position) -> int:
         """The offset of the first message behind the entry at `position`, or of the next one to come."""
@@ -72,6 +73,21 @@ class OffsetIndex:
             except (errors.PositionTrimmed, LeftOut):  # it was trimmed or rewritten meanwhile
                 self._segment.assert_serving()
 
+    async def _start(self) -> int:
+        start = self._segment.ledgers.start
+        if start.ledger == self._open.ledger:
+            return self._open.after(start.entry)
+        ahead = (each for each in self._segment.ledgers.sealed if Position(each.id, each.entries - 1) > start)
+        ledger = next(ahead, None)
+        if ledger is None:
+            return self._open.first
+        if ledger.id == start.ledger:
+            if ledger.first_kept(start.entry + 1) == start.entry + 1:
+                return await self._first_of(start.next)
+            if (last := await self._reader.frame_up_to_start()) is not None:
+                return offset_after(last)
+        return self._first_in(ledger)
+
     async def _after(self, position: Position) -> int:
         position = max(position, self._segment.ledgers.start)
         if position.ledger == self._open.ledger:
@@ -100,15 +116,19 @@ class OffsetIndex:
         if offset >= self._open.first:
             return Position(self._open.ledger, self._open.entry_with(offset)).before
         ledgers, start = self._segment.ledgers, self._segment.ledgers.start
-        firsts = {ledger.id: ledger.first_offset for ledger in self._segment.record.ledgers}
         for ledger in reversed(ledgers.sealed):
-            # One that is not recorded as sealed yet follows those that are.
-            first = firsts.get(ledger.id)
-            first = self._segment.record.next_offset if first is None else first
-            if ledger.id >= start.ledger and first is not None and first <= offset:
+            if ledger.id >= start.ledger and self._first_in(ledger) <= offset:
                 entry = start.entry + 1 if ledger.id == start.ledger else 0
                 return await self._place_within(ledger, entry, offset)
         return start
+
+    def _first_in(self, ledger: ReadableLedger) -> int:
+        """The first offset of a sealed ledger. One that is not recorded as sealed yet follows those that are."""
+        firsts = {each.id: each.first_offset for each in self._segment.record.ledgers}
+        first = firsts.get(ledger.id)
+        first = self._segment.record.next_offset if first is None else first
+        assert first is not None, "a segment of a topic with the format kafka"
+        return first
 
     async def _place_within(self, ledger: ReadableLedger, first: int, offset: int) -> Position:
         end = ledger.entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -221,6 +222,19 @@ class SegmentReader:
         if not frames:
             raise LeftOut
         return frames[0]
+
+    async def frame_up_to_start(self) -> RawFrame | None:
+        """The last entry of its ledger that is there, at the place where reading begins or before it. None if there is
+        none. Raises POSITION_TRIMMED and STORE_UNAVAILABLE."""
+
+        async def read() -> list[RawFrame]:
+            chain = self._segment.ledgers
+            ledger = next(each for each in chain.ledgers if each.id == chain.start.ledger)
+            kept = bisect_right(range(chain.start.entry + 1), chain.start.entry, key=ledger.first_kept) - 1
+            return await ledger.read(kept, 1) if kept >= 0 else []
+
+        frames = await self._from_storage(self._segment.ledgers.start, read)
+        return frames[0] if frames else None
 
     async def _assert_owned(self, max_age_s: float) -> None:
         """Check that this broker was the owner at most `max_age_s` ago. A broker that was frozen serves its old end

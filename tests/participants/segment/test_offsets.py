@@ -182,6 +182,35 @@ async def test_hidden_records_keep_their_offsets(world: World) -> None:
     assert await segment.offsets.stable_end() == segment.offsets.end == 6
 
 
+async def test_what_is_left_out_does_not_move_the_first_offset(world: World) -> None:
+    """Only a trim does: a consumer that asks for an offset in between gets the next record that is there."""
+    node = await first_node(world)
+    segment = await node.open()
+    lost = await world.begin()
+    for _ in range(4):
+        await publish(segment, 3, lost)
+    kept = await publish(segment, 1)
+    for _ in range(4):
+        await publish(segment, 3, lost)
+    await world.abort(lost)
+    await materialized(segment, lost)
+    await roll(segment, world.store, node.storage)
+    await publish(segment, 2)
+    assert await segment.offsets.start() == 0
+    await tended(segment)
+    assert (await record_of(world)).ledgers[0].form is not None
+    assert await spans(segment) == [(12, 13), (25, 27)]
+    assert await segment.offsets.start() == 0
+    starts = []
+    for before in (1, kept.entry, kept.entry + 1, kept.entry + 3, kept.entry + 5):
+        await trim(segment, world.store, node.storage, Position(kept.ledger, before))
+        starts.append(await segment.offsets.start())
+    assert starts == [0, 12, 13, 13, 25], "of what is left out nobody knows more than where it ends at the earliest"
+    assert await segment.offsets.after(segment.ledgers.start) == 25
+    segment = await world.reopened()
+    assert await segment.offsets.start() == 25
+
+
 async def test_the_last_batch_is_the_last_one_that_is_left(world: World) -> None:
     """As a reader sees it; one of an aborted transaction is left out once its ledger is rewritten."""
     node = await first_node(world)
