@@ -180,6 +180,8 @@ class Produce:
             scope = Scope(entry.txn_id, entry.writer, entry.producer)
             repeated = segment.dedup.find(scope, batch.sequence, None)
             if not repeated and sequences.following not in (None, batch.sequence):
+                if producer is not None:  # with its transaction the segment forgets what was sent before
+                    await self._producers.open_transaction(producer, refused=entry.txn_id)
                 raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
             position = await self._published(segment, entry, producer)
             if sequences.following in (None, batch.sequence):  # also if it was appended, and the answer got lost

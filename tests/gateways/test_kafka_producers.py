@@ -93,6 +93,9 @@ async def test_a_transaction_that_was_lost_is_not_replaced_by_another(gateway: G
     await operator_aborts(gateway)
     if restarts:
         await gateway.crash()
+    while (code := (await ask.produce("t", 0, b"a", holder=holder, sequence=0))[0]) == KafkaCode.NONE:
+        await asyncio.sleep(0.001)  # until the segment knows the decision
+    assert code == KafkaCode.INVALID_PRODUCER_EPOCH
     assert await ask.add_partitions(holder, ("t", 0)) == KafkaCode.INVALID_PRODUCER_EPOCH
     assert await ask.add_offsets(holder, "g") == KafkaCode.INVALID_PRODUCER_EPOCH
     assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == KafkaCode.INVALID_PRODUCER_EPOCH
