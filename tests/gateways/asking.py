@@ -107,7 +107,7 @@ class Asking:
     """The calls of a client. Each answers the error code first, unless there is nothing else."""
 
     def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+        self.ask = self._ask = ask
 
     @classmethod
     def of(cls, gateway: HasListener) -> Asking:

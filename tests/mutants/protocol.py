@@ -11,6 +11,46 @@ _KEYS = "coordinator/transaction_keys.py"
 
 PROTOCOL = (
     Mutant(
+        "what-is-left-out-moves-the-first-offset",
+        "5.20: only a trim moves the first offset",
+        "participants/segment/offset_index.py",
+        "        return await self._until_found(self._start)\n",
+        "        return await self.after(self._segment.ledgers.start)\n",
+        workload="transforming",
+    ),
+    Mutant(
+        "out-of-order-behind-a-lost-transaction",
+        "5.22: a producer is told that its transaction was ended without it",
+        "metatxn_gateways/kafka/produce.py",
+        "                    await self._producers.open_transaction(producer, refused=entry.txn_id)\n",
+        "                    pass\n",
+        workload="transforming",
+    ),
+    Mutant(
+        "kafkas-offsets-count-although-aborted",
+        "5.21: the offsets of an aborted transaction are not put",
+        "metatxn_gateways/kafka/offsets.py",
+        "header is None or header.state is TxnState.COMMITTED",
+        "True",
+        workload="transforming",
+    ),
+    Mutant(
+        "kafkas-offsets-that-may-change-are-stable",
+        "5.21: an offset that an open transaction may change is not stable",
+        "metatxn_gateways/kafka/offsets.py",
+        "                unstable.update(_op(each).segment for each in operations)\n",
+        "",
+        workload="transforming",
+    ),
+    Mutant(
+        "kafkas-sequences-are-not-asked-for",
+        "5.13: a batch that is sent again is not appended again",
+        "metatxn_gateways/kafka/produce.py",
+        '                producer=f"kafka/{batch.producer_id}" if idempotent else None,\n',
+        "                producer=None,\n",
+        workload="transforming",
+    ),
+    Mutant(
         "intent-without-header-guard",
         "5.1: an operation is created only while the header is open",
         "metastore/txn/store.py",

@@ -258,9 +258,10 @@ class Client:
         path = f"/v1/topics/{quote(topic, safe='')}" if level == "topic" else f"/v1/policies/{level}"
         await self._ask("PATCH", self._brokers, path, body=settings)
 
-    async def create_topic(self, broker: str, name: str, segments: int) -> None:
+    async def create_topic(self, broker: str, name: str, segments: int, format: str | None = None) -> None:
+        body = {"name": name, "segments": segments} | ({"format": format} if format is not None else {})
         try:
-            await self._ask("POST", [broker], "/v1/topics", body={"name": name, "segments": segments})
+            await self._ask("POST", [broker], "/v1/topics", body=body)
         except Refused as refused:
             if refused.code != "ALREADY_EXISTS":
                 raise

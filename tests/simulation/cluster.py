@@ -87,8 +87,10 @@ class Role:
 
 
 class Cluster:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, kafka: bool = False) -> None:
+        """`kafka`: whether the brokers serve clients of Kafka, too."""
         self.world = world
+        self._kafka = kafka
         self.store = StoreServer(world)
         self.network = Network(world)
         self.devices = {name: Device(world, name) for name in BROKERS}
@@ -124,7 +126,7 @@ class Cluster:
         interval_ms = reconcile_interval_ms(self.world.seed, RECONCILE_INTERVAL_MS)
         drain_ms = self.world.generator("drains").choice(_DRAIN_TIMEOUTS_MS)
         return lambda process: SimulatedBroker(
-            self.store, self.network, process, place, max_ledger_bytes, interval_ms, drain_ms
+            self.store, self.network, process, place, max_ledger_bytes, interval_ms, drain_ms, kafka=self._kafka
         )
 
     async def start(self) -> None:

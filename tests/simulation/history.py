@@ -304,8 +304,29 @@ class Expired:
     evicts_bytes: int = -1
 
 
+@dataclass(eq=False, slots=True)
+class KafkaRecords:
+    """What clients of Kafka have sent, were told and have read. Records are (offset, value), by topic and partition."""
+
+    inputs: str
+    outputs: str
+    sent: set[bytes] = field(default_factory=set)
+    acknowledged: set[bytes] = field(default_factory=set)
+    read: list[tuple[int, int, bytes | None]] = field(default_factory=list)
+    """Of the outputs: partition, offset and value."""
+    committed: dict[tuple[str, int], list[tuple[int, bytes | None]]] = field(default_factory=dict)
+    uncommitted: dict[tuple[str, int], list[tuple[int, bytes | None]]] = field(default_factory=dict)
+    unexpected: list[str] = field(default_factory=list)
+    """Refusals that a client which keeps the rules never gets."""
+
+    def values(self, topic: str) -> list[bytes]:
+        places = [found for (name, _), found in self.committed.items() if name == topic]
+        return [value for found in places for _, value in found if value is not None]
+
+
 @dataclass(slots=True)
 class History:
+    kafka: KafkaRecords | None = None
     writes: list[Write] = field(default_factory=list)
     retold: list[Retold] = field(default_factory=list)
     claims: list[Claimed] = field(default_factory=list)

@@ -108,8 +108,8 @@ class Network:
         if base in self._servers and self._servers[base].process is process:
             del self._servers[base]
 
-    async def request(self, request: Request, timeout_s: float = TIMEOUT_S) -> Answer:
-        """Raises `Unreachable`, `NoAnswer`."""
+    async def request(self, request: Request, timeout_s: float = TIMEOUT_S, *, once: bool = False) -> Answer:
+        """`once`: it does not arrive again, nor after its caller has given up. Raises `Unreachable`, `NoAnswer`."""
         world, faults = self._world, self._world.faults
         answer: asyncio.Future[Answer] = world.loop.create_future()
         timer = world.loop.call_later(timeout_s, _fail, answer, NoAnswer(f"no answer within {timeout_s} s"))
@@ -119,12 +119,12 @@ class Network:
         if faults.happens("net_lost_request"):
             world.trace.note("network", "lost request")
             world.later(faults.random.uniform(0, timeout_s), _fail, answer, NoAnswer("the connection broke"))
-        elif faults.happens("net_late"):
+        elif not once and faults.happens("net_late"):
             world.trace.note("network", "late request")
             world.later(timeout_s + faults.random.uniform(0, LATE_S), self._arrive, request, answer)
         else:
             world.later(delay, self._arrive, request, answer)
-            copied = faults.happens("net_duplicated")
+            copied = not once and faults.happens("net_duplicated")
             if copied:
                 self.copies += 1
                 again: asyncio.Future[Answer] = world.loop.create_future()

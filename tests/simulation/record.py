@@ -24,7 +24,7 @@ from tests.simulation.run import Result
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
-_DECIDING = ("metastore", "coordinator", "participants", "metatxn", "tests/simulation")
+_DECIDING = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "tests/simulation")
 SUMMARY_CHARACTERS = 200
 _BEGIN, _END = "<!-- record -->\n", "<!-- end of record -->\n"
 

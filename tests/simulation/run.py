@@ -152,7 +152,7 @@ class Unfinished(Exception):
 
 
 async def _life(world: World, history: History, kind: type[Workload]) -> None:
-    cluster = Cluster(world)
+    cluster = Cluster(world, kafka=kind.kafka)
     cluster.store.listeners.append(history.hear)
     workloads = [each(cluster, history) for each in (kind, Layout)]
     await cluster.start()

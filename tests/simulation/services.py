@@ -30,6 +30,7 @@ from participants.topic.messages import Messages
 from participants.topic.subscriptions import Subscriptions
 from tests.simulation.bucket import Objects, SimulatedBucket
 from tests.simulation.disk import Device, SimulatedDisk
+from tests.simulation.kafka import SimulatedKafkaListener
 from tests.simulation.network import Network
 from tests.simulation.processes import Process
 from tests.simulation.store import SimulatedStore, StoreServer
@@ -131,7 +132,10 @@ class SimulatedBroker(BrokerService):
         max_ledger_bytes: int,
         reconcile_interval_ms: int,
         drain_timeout_ms: int,
+        *,
+        kafka: bool = False,
     ) -> None:
+        """`kafka`: whether it serves clients of Kafka, too."""
         self._process = process
         self._place = place
         self._network = network
@@ -144,6 +148,17 @@ class SimulatedBroker(BrokerService):
             drain_timeout_ms=drain_timeout_ms,
         )
         self._server = InProcessServer(network, process, self.app, f"http://{process.name}")
+        self._kafka = SimulatedKafkaListener(self._store, self, network, process) if kafka else None
+
+    async def start(self) -> None:
+        await super().start()
+        if self._kafka is not None:
+            await self._kafka.start()
+
+    async def stop(self) -> None:
+        if self._kafka is not None:
+            await self._kafka.stop()
+        await super().stop()
 
     def _create_app(self) -> FastAPI:
         stand, new = _stand(self._process.name, self, _store=Stand())

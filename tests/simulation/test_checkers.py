@@ -33,6 +33,7 @@ from tests.simulation.history import (
     HeldRead,
     History,
     HorizonSeen,
+    KafkaRecords,
     Outcome,
     Read,
     Retold,
@@ -429,6 +430,44 @@ def left_in_memory(history: History) -> None:
     history.left["broker"] = "a transaction"
 
 
+def told_of_kafka(history: History) -> KafkaRecords:
+    """Two inputs with their outputs, between which a record was aborted."""
+    history.kafka = records = KafkaRecords("in", "out", {b"a", b"b"}, {b"a"}, [(0, 0, b"a")])
+    records.committed = {("in", 0): [(0, b"a"), (1, b"b")], ("out", 0): [(0, b"a"), (2, b"b")]}
+    records.uncommitted = {("in", 0): [(0, b"a"), (1, b"b")], ("out", 0): [(0, b"a"), (1, b"c"), (2, b"b")]}
+    return records
+
+
+def input_that_is_lost(history: History) -> None:
+    records = told_of_kafka(history)
+    for found in (*records.committed.values(), *records.uncommitted.values()):
+        del found[0]
+    records.read.clear()
+
+
+def output_that_is_repeated(history: History) -> None:
+    records = told_of_kafka(history)
+    for found in (records.committed, records.uncommitted):
+        found["out", 0].append((3, b"b"))
+
+
+def output_of_nothing(history: History) -> None:
+    records = told_of_kafka(history)
+    records.committed["out", 0].insert(1, (1, b"c"))
+
+
+def offsets_that_go_back(history: History) -> None:
+    told_of_kafka(history).uncommitted["out", 0].append((2, b"d"))
+
+
+def record_that_others_do_not_see(history: History) -> None:
+    told_of_kafka(history).read.append((0, 1, b"c"))
+
+
+def refused_for_nothing(history: History) -> None:
+    told_of_kafka(history).unexpected.append("a client was refused")
+
+
 def seen_twice(history: History) -> None:
     history.browsed["reader"] = (TOPIC, ["a", "b", "b"])
 
@@ -626,6 +665,14 @@ LIES: dict[str, list[Lie]] = {
     ],
     "frees what the policy frees": [not_freed],
     "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for, kept_for_nothing],
+    "Kafka's clients have one output for each input": [
+        input_that_is_lost,
+        output_that_is_repeated,
+        output_of_nothing,
+        offsets_that_go_back,
+        record_that_others_do_not_see,
+        refused_for_nothing,
+    ],
     "who follows a topic misses nothing": [seen_twice, missed, seen_in_another_order],
 }
 
@@ -637,6 +684,12 @@ def test_its_checker_finds_the_lie(promise: str, lie: Lie) -> None:
     history = true_story()
     lie(history)
     assert list(CHECKERS[promise](history)), f"{promise} has nothing to say"
+
+
+def test_a_true_story_of_kafkas_clients_is_believed() -> None:
+    history = true_story()
+    told_of_kafka(history)
+    assert not judge(history)
 
 
 def test_every_checker_is_lied_to() -> None:

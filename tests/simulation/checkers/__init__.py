@@ -36,6 +36,7 @@ from tests.simulation.checkers import (
     repeated_writes,
     retries,
     snapshots,
+    transformed,
 )
 from tests.simulation.history import History
 
@@ -68,6 +69,7 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "never drops what the policy keeps": kept.check,
     "keeps what a reader holds": holds.check,
     "frees what the policy frees": freed.check,
+    "Kafka's clients have one output for each input": transformed.check,
 }
 
 

@@ -256,6 +256,8 @@ def _wrong(history: History, asked: Asked) -> bool:
             if asked.topic is None:
                 return False
             return _trimmed(history, asked) or None in [state for _, state in history.states[paths.topic(asked.topic)]]
+        case "segment":  # a partition of Kafka's clients is neither split nor merged
+            return asked.verb in ("split", "merge") and history.kafka is not None
         case "sequence" if asked.sequence is not None:
             producer, sequence, holds = asked.sequence
             return any(

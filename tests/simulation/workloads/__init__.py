@@ -20,6 +20,7 @@ from tests.simulation.workloads.library import Library
 from tests.simulation.workloads.log import Log
 from tests.simulation.workloads.marks import Marks
 from tests.simulation.workloads.passing import Passing
+from tests.simulation.workloads.transforming import Transforming
 
 WORKLOADS: tuple[type[Workload], ...] = (
     Bank,
@@ -36,5 +37,6 @@ WORKLOADS: tuple[type[Workload], ...] = (
     Log,
     Marks,
     Passing,
+    Transforming,
 )
 """Drawn from, so the bank comes twice as often."""

@@ -21,6 +21,8 @@ class Workload(ABC):
     """`set_up` while nothing fails, then `start`; `finish` and `read_everything` when nothing fails any more."""
 
     name: str
+    kafka = False
+    """Whether it needs brokers that serve clients of Kafka."""
 
     def __init__(self, cluster: Cluster, history: History) -> None:
         self.cluster = cluster
