@@ -46,7 +46,7 @@ class Mutant:
     @property
     def tests_beside(self) -> str:
         """The directory of tests that is nearest to the file."""
-        place = Path("tests") / Path(self.path).parent
+        place = Path("tests") / Path(self.path.replace("metatxn_gateways", "gateways")).parent
         while not (ROOT / place).is_dir():
             place = place.parent
         return str(place)

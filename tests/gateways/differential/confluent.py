@@ -287,7 +287,7 @@ class Program:
         for topic, count in (("kept", 3), ("kept", 3), ("kept", 2), ("never", 3)):
             adding = self._admin.create_partitions([NewPartitions(topic, count)])[topic]
             self.attempt(f"{topic} with {count} partitions", partial(adding.result, PATIENCE_S))
-        self.tell("added", self._send(producer, "kept", "d", partition=2))
+        self.tell("added", self._send(self._producer(), "kept", "d", partition=2))
         self.tell("nodes", len(self._admin.describe_cluster().result(PATIENCE_S).nodes))
 
 
