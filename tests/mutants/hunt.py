@@ -32,7 +32,7 @@ TESTS_BESIDE_S = 60
 _STOPPED_WITHIN_S = 60
 _KEPT = ROOT / "build" / "mutants"
 _PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "spark_connector")
-_COPIED = (*_PACKAGES, "tests", "ops", "pyproject.toml")
+_COPIED = (*_PACKAGES, "tests", "ops", "docs", "pyproject.toml")
 
 
 class Catch(NamedTuple):
@@ -55,7 +55,7 @@ def hunt(mutant: Mutant) -> Found:
         for name in _COPIED:
             if (ROOT / name).is_dir():
                 # With what is compiled, which holds as long as its source; not with what is being compiled.
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc.*"))
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc.*", "images"))
             else:
                 shutil.copy(ROOT / name, copy / name)
         mutant.apply(copy)
