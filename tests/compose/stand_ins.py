@@ -19,26 +19,41 @@ SUITE = "bookworm"
 PYTHON = "python3,python3-venv,ca-certificates"
 
 
-def images() -> tuple[str, str]:
-    """Those that are named for Python and etcd, by their full names."""
+STORES = {
+    "etcd": """
+RUN apt-get update && apt-get install -y --no-install-recommends etcd-server etcd-client
+ENV ETCDCTL_API=3
+""",
+    "zookeeper": """
+RUN apt-get update && apt-get install -y --no-install-recommends openjdk-17-jre-headless zookeeper
+ENV PATH=/usr/share/zookeeper/bin:$PATH
+CMD ["zkServer.sh", "start-foreground"]
+""",
+}
+
+
+def images() -> tuple[str, dict[str, str]]:
+    """Those that are named for Python and for the stores, by their full names."""
     (python,) = set(re.findall(r"^FROM (python\S+) AS", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
     services: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    return f"docker.io/library/{python}", services["etcd"]["image"]
+    return _full(python), {name: _full(services[name]["image"]) for name in STORES}
+
+
+def _full(name: str) -> str:
+    return name if "/" in name else f"docker.io/library/{name}"
 
 
 def make() -> None:
-    python, etcd = images()
+    python, stores = images()
     if not _exists(python):
         with tempfile.TemporaryDirectory(prefix="metatxn-base-") as directory:
             quietly("debootstrap", "--variant=minbase", f"--include={PYTHON}", SUITE, directory)
             archive = Path(directory) / "base.tar"
             quietly("tar", "--directory", directory, f"--exclude=./{archive.name}", "--create", "--file", archive, ".")
             podman("import", archive, python)
-    if not _exists(etcd):
-        wanted = (
-            f"FROM {python}\nRUN apt-get update && apt-get install -y --no-install-recommends etcd-server etcd-client\n"
-        )
-        podman("build", "--network=host", "--tag", etcd, "-", given=wanted + "ENV ETCDCTL_API=3\n")
+    for name, image in stores.items():
+        if not _exists(image):
+            podman("build", "--network=host", "--tag", image, "-", given=f"FROM {python}\n{STORES[name]}")
 
 
 def _exists(image: str) -> bool:
