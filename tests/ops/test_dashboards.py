@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from grafana_foundation_sdk.models.prometheus import Dataquery
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from scripts.dashboards import FOLDER, dashboards
 from tests.ops.plots import SUFFIXES, legend_of, shown
@@ -49,6 +51,51 @@ def test_grafanas_schema_knows_every_member(path: Path) -> None:
     made = json.loads(path.read_text())
     assert json.loads(JSONEncoder().encode(Dashboard.from_json(made))) == made
     assert json.loads(JSONEncoder().encode(Dashboard.from_json(made | {"titel": "x"}))) == made
+    for target in (target for panel in panels(path) for target in panel["targets"]):
+        assert json.loads(JSONEncoder().encode(Dataquery.from_json(target))) == target
+
+
+def misfits(value: Any, declared: Any, where: str) -> Iterator[str]:
+    """Which values are not of the type that Grafana's classes declare. These do not look when they are made."""
+    choices = [get_origin(each) or each for each in (declared, *get_args(declared))]
+    if isinstance(value, list) and list in choices:
+        (item,) = {get_args(each)[0] for each in (declared, *get_args(declared)) if get_origin(each) is list}
+        for number, each in enumerate(value):
+            yield from misfits(each, item, f"{where}[{number}]")
+    elif hasattr(value, "from_json") and isinstance(value, tuple(each for each in choices if isinstance(each, type))):
+        for name, hint in get_type_hints(type(value)).items():
+            yield from misfits(getattr(value, name), hint, f"{where}.{name}")
+    else:
+        as_declared = TypeAdapter(declared, config=ConfigDict(arbitrary_types_allowed=True))
+        try:
+            as_declared.validate_json(JSONEncoder().encode(value), strict=True)
+        except ValidationError:
+            yield where
+
+
+def misfits_of(text: str) -> list[str]:
+    made = json.loads(text)
+    targets = [target for panel in made["panels"] for target in panel.get("targets", ())]
+    queries = [Dataquery.from_json(target) for target in targets]
+    return [*misfits(Dashboard.from_json(made), Dashboard, "dashboard"), *misfits(queries, list[Dataquery], "queries")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_value_has_the_type_of_grafanas_schema(path: Path) -> None:
+    assert misfits_of(path.read_text()) == []
+
+
+def test_a_value_of_a_wrong_type_is_named() -> None:
+    made = FILES[0].read_text()
+    for before, after, where in (
+        ('"editable": false', '"editable": "no"', "dashboard.editable"),
+        ('"w": 8', '"w": "8"', "dashboard.panels[1].grid_pos.w"),
+        ('"repeatDirection": "h"', '"repeatDirection": "down"', "dashboard.panels[1].repeat_direction"),
+        ('"title": "metatxn: cluster"', '"title": 7', "dashboard.title"),
+        ('"expr": "', '"range": "on", "expr": "', "queries[0].range_val"),
+    ):
+        assert before in made
+        assert where in misfits_of(made.replace(before, after))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
