@@ -32,6 +32,7 @@ from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
 from metatxn.service.throughput import Throughput
 from metatxn.wire import errors
+from metatxn.wire.access import end_of_token
 from metatxn.wire.listeners import Listeners
 from metatxn.wire.models import DiskSpace
 from participants.api.routes import router
@@ -257,7 +258,13 @@ class BrokerService:
             return {"segments": 0, "draining": False}
         space = self.broker.watermark.space
         disk = DiskSpace(used_bytes=space.used_bytes, capacity_bytes=space.capacity_bytes) if space else None
-        return {"segments": len(self.broker.served), "draining": self.broker.announcement.draining, "disk": disk}
+        ends_s = end_of_token(self._peer_token)
+        return {
+            "segments": len(self.broker.served),
+            "draining": self.broker.announcement.draining,
+            "disk": disk,
+            "peer_token_ends_ms": None if ends_s is None else int(ends_s * 1000),
+        }
 
     def _waiting_for(self) -> dict[str, str]:
         return self.broker.not_ready if self.broker is not None else {"broker": "it is starting"}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -22,6 +20,7 @@ from metatxn.cli.output import print_json, print_rows
 from metatxn.cli.status import hanging_problems, unserved_segments
 from metatxn.cli.store import looking_into
 from metatxn.health import HANGING_MS
+from metatxn.wire.access import end_of_token
 from metatxn.wire.coordinator import Process
 from metatxn.words import duration, size_text
 
@@ -77,7 +76,7 @@ def doctor(
     """Check everything that may be set up wrongly, and say what to do. The exit code is 1 if there is a problem."""
     with session.connect() as client:
         url = session.url or shared(session.context).url
-        found = list(of_cluster(client, url))
+        found = list(of_cluster(client, url, session.authorities))
         found += of_credentials(session.token or shared(session.context).token, url, session.authorities)
     of_store = list(examined(store)) if store is not None else [_not_examined()]
     found += [*of_store, *of_directories(data_dir or [], of_store)]
@@ -88,7 +87,9 @@ def doctor(
     raise typer.Exit(1 if any(each.verdict == "problem" for each in found) else 0)
 
 
-def of_cluster(client: metatxn.Client, url: str, clock: Callable[[], float] = time.time) -> Iterator[Checked]:
+def of_cluster(
+    client: metatxn.Client, url: str, ca: str | None = None, clock: Callable[[], float] = time.time
+) -> Iterator[Checked]:
     cluster = client.cluster()
     pairs = [("coordinator", each) for each in cluster.coordinators] + [("broker", each) for each in cluster.brokers]
     seen = [_asked(client, name, process, clock) for name, process in pairs]
@@ -96,6 +97,8 @@ def of_cluster(client: metatxn.Client, url: str, clock: Callable[[], float] = ti
         yield _address(service, url)
     for service in seen:
         yield from _readiness(service)
+    for service in seen:
+        yield from _endings(service, url, ca, clock())
     yield from clocks(seen)
     yield from versions(seen)
     yield upgraded(client)
@@ -199,33 +202,36 @@ def upgraded(client: metatxn.Client) -> Checked:
 def of_credentials(
     token: str | None, url: str, ca: str | None, clock: Callable[[], float] = time.time
 ) -> Iterator[Checked]:
-    """The token that was given, if it says when it ends, and the certificate of the service."""
-    ends_s = _end_of_token(token) if token else None
+    """The token that was given, if it says when it ends, and the certificate at the URL that was given."""
+    ends_s = end_of_token(token)
     if ends_s is not None:
         yield _ending("token", "the token of this command", ends_s - clock(), "Ask for a new one, and give it out.")
-    if url.startswith("https://"):
-        ends_s = expires_at(url, ca)
-        if ends_s is not None:
-            action = "Renew it, and restart the services with the new --tls-cert."
-            yield _ending("certificate", url, ends_s - clock(), action)
+    yield from _certificate(url, url, ca, clock())
+
+
+def _endings(service: SeenService, url: str, ca: str | None, now_s: float) -> Iterator[Checked]:
+    """The token that a broker shows to others, and the certificate of a service that answers. The one at `url` is
+    looked at in any case."""
+    if service.status is None:
+        return
+    if (ends_ms := service.status.peer_token_ends_ms) is not None:
+        action = "Ask for a new one, and restart the broker with it as its --peer-token."
+        yield _ending("peer token", service.about, ends_ms / 1000 - now_s, action)
+    if service.process.url.rstrip("/") != url.rstrip("/"):
+        yield from _certificate(service.about, service.process.url, ca, now_s)
+
+
+def _certificate(about: str, url: str, ca: str | None, now_s: float) -> Iterator[Checked]:
+    ends_s = expires_at(url, ca) if url.startswith("https://") else None
+    if ends_s is not None:
+        action = "Renew it, and restart the services with the new --tls-cert."
+        yield _ending("certificate", about, ends_s - now_s, action)
 
 
 def _ending(check: str, about: str, left_s: float, action: str) -> Checked:
     what = f"ends in {duration(int(left_s * 1000))}" if left_s > 0 else "has ended"
     soon = left_s < SOON_S
     return Checked(check, about, "problem" if soon else "ok", what, action if soon else "")
-
-
-def _end_of_token(token: str) -> float | None:
-    """`exp` of a JWT; None for a token of another kind."""
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        claims: Any = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return float(claims["exp"])
-    except (binascii.Error, ValueError, KeyError, TypeError):
-        return None
 
 
 def examined(url: str) -> Iterator[Checked]:

@@ -3,9 +3,13 @@ is what is granted."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import math
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -20,6 +24,20 @@ def grants(patterns: Mapping[str, Collection[Right]], right: Right | None, topic
         (right in rights if right is not None else bool(rights)) and fnmatchcase(topic, pattern)
         for pattern, rights in patterns.items()
     )
+
+
+def end_of_token(token: str | None) -> float | None:
+    """When a signed token (JWT) ends by its own words, in seconds since 1970; None for a token of another kind. Its
+    signature is not looked at."""
+    parts = token.split(".") if token else []
+    if len(parts) != 3:
+        return None
+    try:
+        claims: Any = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        ends_s = float(claims["exp"])
+    except (binascii.Error, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return ends_s if math.isfinite(ends_s) else None
 
 
 class AcceptedToken(BaseModel):

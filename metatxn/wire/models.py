@@ -213,7 +213,8 @@ class ServiceStatus(BaseModel):
     store does not answer, `open_transactions` at brokers and before the first count, `segments` (those that are
     served) and `draining` at coordinators, and `disk` also at brokers with an object store. `gc_backlog` counts the
     headers past their retention time that the last sweep of this coordinator had to keep, because brokers have not
-    cleaned up behind them; it is null at brokers and before the first sweep. Times are in milliseconds."""
+    cleaned up behind them; it is null at brokers and before the first sweep. `peer_token_ends_ms` is when a token ends
+    that a broker shows to others, if it is signed. Times are in milliseconds."""
 
     model_config = example(
         service="broker",
@@ -229,6 +230,7 @@ class ServiceStatus(BaseModel):
         disk={"used_bytes": 42_949_672_960, "capacity_bytes": 107_374_182_400},
         open_transactions=None,
         gc_backlog=None,
+        peer_token_ends_ms=1774000000000,
     )
 
     service: Literal["coordinator", "broker"]
@@ -244,3 +246,4 @@ class ServiceStatus(BaseModel):
     disk: DiskSpace | None = None
     open_transactions: OpenTransactions | None = None
     gc_backlog: int | None = None
+    peer_token_ends_ms: int | None = None

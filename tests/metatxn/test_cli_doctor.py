@@ -72,6 +72,8 @@ def test_each_check_of_a_healthy_cluster_says_that_it_has_looked() -> None:
         ({"version": "2"}, [("version", "cluster")]),
         ({"warnings": {"storage": "91 % used"}}, [("storage", "broker b")]),
         ({"ready": False, "waiting_for": {"segment": "being opened"}}, [("ready", "broker b")]),
+        ({"peer_token_ends_ms": (NOW_S + doctor.SOON_S - 1) * 1000}, [("peer token", "broker b")]),
+        ({"peer_token_ends_ms": (NOW_S + doctor.SOON_S + 1) * 1000}, []),
     ],
 )
 def test_what_services_tell(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
@@ -149,6 +151,7 @@ def jwt(**claims: Any) -> str:
         (jwt(exp=NOW_S + doctor.SOON_S + 1), ["ok"]),
         (jwt(exp=NOW_S - 1), ["problem"]),
         (jwt(), []),
+        (jwt(exp=float("inf")), []),
         ("mtx_1", []),
         ("a.%.c", []),
         (None, []),
@@ -165,6 +168,26 @@ def test_certificates_that_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for left_s, verdict in ((doctor.SOON_S - 60, "problem"), (doctor.SOON_S + 60, "ok")):
         (checked,) = doctor.of_credentials(None, "https://c", None, clock=lambda: ends_s - left_s)  # noqa: B023
         assert (checked.check, checked.verdict) == ("certificate", verdict)
+
+
+def test_the_certificate_of_each_service_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without those that do not answer, which are named already; that of the URL of the command is looked at anyway."""
+    services = Services()
+    asked: list[tuple[str, str | None]] = []
+    services.brokers = [BROKER, GONE, *(BrokerProcess(id=id_, url=f"https://{id_}/") for id_ in ("given", "other"))]
+
+    def ends(url: str, ca: str | None) -> float:
+        asked.append((url, ca))
+        return NOW_S + doctor.SOON_S - 1
+
+    monkeypatch.setattr(doctor, "expires_at", ends)
+    checked = [
+        *doctor.of_cluster(cast(metatxn.Client, services), "https://given", "ca.pem", clock=lambda: NOW_S),
+        *doctor.of_credentials(None, "https://given", "ca.pem", clock=lambda: NOW_S),
+    ]
+    found = [(each.about, each.verdict) for each in checked if each.check == "certificate"]
+    assert found == [("broker other", "problem"), ("https://given", "problem")]
+    assert asked == [("https://other/", "ca.pem"), ("https://given", "ca.pem")]
 
 
 async def test_storages_without_a_broker_and_their_directories(tmp_path: Path) -> None:

@@ -115,6 +115,19 @@ async def test_a_list_of_topics_shows_what_one_has_a_right_on(callers: dict[str,
     assert await listed("nothing") == ["other"]
 
 
+async def test_a_broker_says_when_the_token_ends_that_it_shows_to_others(tmp_path: Path) -> None:
+    """And nothing else of it."""
+    token = signed(ec.generate_private_key(ec.SECP256R1()), "ES256", exp=17)
+    store = MemoryStore(INDEXES)
+    service = BrokerService(store, data_dir=tmp_path, port=0, peer_token=token)
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
+        said = await http.get("/v1/status")
+    await service.stop()
+    await store.close()
+    assert said.json()["peer_token_ends_ms"] == 17_000 and not [part for part in token.split(".") if part in said.text]
+
+
 async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> None:
     """So that one that is added without is noticed. Those that name no topic in their path ask in their body, and
     that of a transaction asks who owns it."""
