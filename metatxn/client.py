@@ -8,7 +8,7 @@ import math
 import random
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -40,7 +40,7 @@ from metatxn.outgoing import BATCH_MESSAGES
 from metatxn.paging import Listing, Paged
 from metatxn.producer import BATCH_BYTES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader, Message, milliseconds
-from metatxn.redrive import move_letters, reader_name
+from metatxn.redrive import count_letters, move_letters, reader_name
 from metatxn.retry_later import put_off
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import OnError, read_topics
@@ -63,6 +63,7 @@ from metatxn.wire.errors import (
     AlreadyExists,
     InvalidArgument,
     MetatxnError,
+    NotFound,
 )
 from metatxn.wire.frames import Frame
 from metatxn.wire.names import LISTENER_NAME
@@ -424,23 +425,45 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         call = seek_call(topic, subscription, to, revision, preview=True)
         return parsed(SeekPreview, await self._connection.home_of(topic, call))
 
-    async def redrive(self, topic: str, subscription: str, limit: int | None = None, *, for_s: float = math.inf) -> int:
+    async def redrive(
+        self,
+        topic: str,
+        subscription: str,
+        limit: int | None = None,
+        *,
+        for_s: float = math.inf,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> int:
         """Publish the dead letters of a subscription to its topic again, each exactly once, however often this is
-        called: at most `limit` of them, and those that are begun within `for_s`. Returns how many. Raises
-        `InvalidArgument` if the subscription has no dead-letter topic, and `AlreadyExists` while the same is done
-        elsewhere."""
-        to = await self.subscription(topic, subscription)
-        if to.dead_letter_topic is None:
+        called: at most `limit` of them, and those that are begun within `for_s`. Returns how many; `progress` is told
+        how many it were so far. Raises `InvalidArgument` if the subscription has no dead-letter topic, and
+        `AlreadyExists` while the same is done elsewhere."""
+        to, dead = await self._dead_letters_of(topic, subscription)
+        consumer = await self.subscribe(dead, reader_name(to), "exclusive", "earliest")
+        async with consumer, self.producer(to.topic) as producer:
+            return await move_letters(
+                to, consumer, producer, self.transaction, math.inf if limit is None else limit, for_s, progress
+            )
+
+    async def preview_redrive(self, topic: str, subscription: str) -> int:
+        """How many messages `redrive` would publish again now. Nothing changes; the dead-letter topic is read
+        completely. Raises as `redrive` does."""
+        to, dead = await self._dead_letters_of(topic, subscription)
+        try:
+            moved = await self.subscription(dead, reader_name(to))
+        except NotFound:
+            moved = None
+        return await count_letters(to, aiter(await self.reader(dead)), moved)
+
+    async def _dead_letters_of(self, topic: str, subscription: str) -> tuple[SubscriptionInfo, str]:
+        found = await self.subscription(topic, subscription)
+        if found.dead_letter_topic is None:
             raise InvalidArgument(
                 f"subscription {subscription} has no dead-letter topic",
                 action="Create one that has: its dead letters are kept from then on.",
                 subscription=subscription,
             )
-        consumer = await self.subscribe(to.dead_letter_topic, reader_name(to), "exclusive", "earliest")
-        async with consumer, self.producer(to.topic) as producer:
-            return await move_letters(
-                to, consumer, producer, self.transaction, math.inf if limit is None else limit, for_s
-            )
+        return found, found.dead_letter_topic
 
     async def retry_later(
         self,

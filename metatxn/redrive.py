@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 
@@ -18,6 +19,7 @@ from metatxn.producer import AsyncProducer
 from metatxn.reader import Message
 from metatxn.transaction import AsyncTransaction
 from metatxn.wire.broker import MAX_NAME, SubscriptionInfo
+from metatxn.wire.names import MessageId
 
 TOGETHER = 100
 WAIT_S = 1.0
@@ -32,9 +34,10 @@ async def move_letters(
     transaction: Callable[[], AbstractAsyncContextManager[AsyncTransaction]],
     limit: float = math.inf,
     for_s: float = math.inf,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Move at most `limit` letters, and begin none after `for_s`. Returns how many. Letters of other subscriptions
-    stay."""
+    """Move at most `limit` letters, and begin none after `for_s`. Returns how many, and tells `progress` meanwhile.
+    Letters of other subscriptions stay."""
     loop, moved = asyncio.get_running_loop(), 0
     end_s = loop.time() + for_s
     while moved < limit and loop.time() < end_s:
@@ -49,7 +52,20 @@ async def move_letters(
                 await producer.send(letter.value, letter.key, txn, properties)
             await consumer.acknowledge(held, txn)
         moved += len(ours)
+        progress(moved)
     return moved
+
+
+async def count_letters(to: SubscriptionInfo, letters: AsyncIterator[Message], moved: SubscriptionInfo | None) -> int:
+    """How many letters would be moved now, of all that are on the dead-letter topic. `moved` is the subscription there
+    that remembers what was moved; None if nothing was. It is acknowledged in the order of each segment, so what is left
+    of one is at its end."""
+    left = {each.segment: each.backlog for each in moved.segments} if moved is not None else {}
+    ends: dict[str, deque[bool]] = {}
+    async for letter in letters:
+        segment = MessageId.parse(letter.message_id).segment
+        ends.setdefault(segment, deque(maxlen=left.get(segment))).append(bool(letters_of([letter], to)))
+    return sum(sum(each) for each in ends.values())
 
 
 def letters_of(letters: Sequence[Message], wanted: SubscriptionInfo) -> list[Message]:

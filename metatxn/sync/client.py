@@ -136,6 +136,7 @@ class Client(Facade[AsyncClient]):
     seek = blocking(AsyncClient.seek)
     preview_seek = blocking(AsyncClient.preview_seek)
     redrive = blocking(AsyncClient.redrive)
+    preview_redrive = blocking(AsyncClient.preview_redrive)
     drop_subscription = blocking(AsyncClient.drop_subscription)
     read_segment = iterating(AsyncClient.read_segment)
     read_frames = blocking(AsyncClient.read_frames)

@@ -43,6 +43,12 @@ def redriven(dev: DevServer, *arguments: str) -> int:
     return int(json.loads(done.stdout)["redriven"])
 
 
+def would(dev: DevServer, *arguments: str) -> str:
+    done = run_here("subscription", "redrive", *arguments, "--dry-run", "-o", "json", METATXN_URL=dev.broker_url)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["would"])
+
+
 def new_messages(client: metatxn.Client, topic: str) -> list[metatxn.Message]:
     return [message for message in client.reader(topic) if redrive.REDRIVEN in message.properties]
 
@@ -56,9 +62,15 @@ def test_each_letter_returns_once(
     originals = {message.message_id for message in client.reader(topic)}
     ours = [letter.value for letter in client.reader(dead) if letter.properties["metatxn.origin-subscription"] == "s"]
     assert sorted(ours, key=repr) == sorted(VALUES, key=repr)
+    assert would(dev, topic, "s").startswith("publish 3 messages of ")
+    assert would(dev, topic, "s", "--limit", "1").startswith("publish 1 message of ")
+    with pytest.raises(metatxn.NotFound):
+        client.subscription(dead, redrive.reader_name(client.subscription(topic, "s")))
     assert redriven(dev, topic, "s", "--limit", "1") == 1
-    assert redriven(dev, topic, "s") == 2
-    assert redriven(dev, topic, "s") == 0
+    assert client.preview_redrive(topic, "s") == 2 and client.preview_redrive(topic, "other") == 3
+    told: list[int] = []
+    assert client.redrive(topic, "s", progress=told.append) == told[-1] == 2
+    assert redriven(dev, topic, "s") == client.preview_redrive(topic, "s") == 0
     eventually(lambda: len(new_messages(client, topic)), 3)
     found = new_messages(client, topic)
     assert [message.value for message in found] == ours
