@@ -7,6 +7,7 @@
     ├── StoreFull          the store refuses writes until there is space        definite, retriable
     ├── StoreInUse         another process holds this embedded store            definite
     ├── StoreUnusable      what was opened is not a store of this version       definite
+    │   └── StoreMissing   what was opened to be read is not there yet          definite
     ├── StoreClosed        this client has been closed                          definite
     ├── StoreWentBack      the store is older than what was read from it        definite
     ├── StoreTooNew        its cluster version is of a later release            definite
@@ -65,6 +66,10 @@ class StoreInUse(MetastoreError):
 
 class StoreUnusable(MetastoreError):
     """What was opened is not a metadata store, was written by a newer version, or cannot give a store's guarantees."""
+
+
+class StoreMissing(StoreUnusable):
+    """There is no store at the place that was opened to be read. Opened to be written, it would be made."""
 
 
 class StoreClosed(MetastoreError):

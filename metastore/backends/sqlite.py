@@ -45,6 +45,7 @@ from metastore.errors import (
     StoreClosed,
     StoreFull,
     StoreInUse,
+    StoreMissing,
     StoreUnavailable,
     StoreUnusable,
 )
@@ -189,7 +190,8 @@ class SqliteStore(StoredIndexes):
         """Open the store in the file `path`; it and its directory are created when absent.
 
         `read_only` looks into a file that another process may be serving: it takes no lock, refuses every apply and
-        its watches stay silent. Raises `StoreInUse`, `StoreUnusable`, `StoreUnavailable`, `StoreFull`.
+        its watches stay silent. Raises `StoreInUse`, `StoreUnusable`, `StoreUnavailable`, `StoreFull`,
+        and `StoreMissing` if there is nothing to look into.
         """
         database = _Database(Path(path), connect, deadline_ms / 2000, read_only)
         store = cls(database, indexes, deadline_ms, max_batch_bytes)
@@ -443,7 +445,7 @@ class _Database:
             self._path = self._path.resolve()
             if self.read_only:
                 if not self._path.is_file():
-                    raise StoreUnavailable(f"there is no file {self._path}")
+                    raise StoreMissing(f"there is no file {self._path}")
                 return 0
             _make_directory(self._path.parent)
             self._lock = _take_lock(self._path)

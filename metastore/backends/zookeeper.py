@@ -56,7 +56,7 @@ from metastore.backends.zookeeper_wire import (
     create_op,
     get_data,
 )
-from metastore.errors import InvalidBatch, StoreClosed, StoreUnavailable, StoreUnusable
+from metastore.errors import InvalidBatch, StoreClosed, StoreMissing, StoreUnavailable
 from metastore.types import (
     Applied,
     Batch,
@@ -138,7 +138,7 @@ class ZooKeeperStore(StoredIndexes):
         """Connect to the ensemble at `hosts` (`host:port`), and make the store below `root` if it is not there. With
         `tls` the hosts are asked to speak TLS; with a `login`, znodes are made for this user alone (scheme `digest`).
 
-        Raises `StoreUnavailable` if no host answers within the deadline, `StoreUnusable` if there is no store to read,
+        Raises `StoreUnavailable` if no host answers within the deadline, `StoreMissing` if there is no store to read,
         `InvalidCredentials` (a `ValueError`) if a file of `tls` is missing or wrong.
         """
         paths = Paths(root.rstrip("/"), CREATOR_ACL if login else OPEN_ACL)
@@ -272,7 +272,7 @@ class ZooKeeperStore(StoredIndexes):
     async def _require_root(self) -> None:
         (found,) = await self._connection.ask(MultiRead([get_data(self._paths.tip)]), self._deadline())
         if found is None:
-            raise StoreUnusable(f"ZooKeeper at {self._connection.hosts} has no store below {self._paths.root or '/'}")
+            raise StoreMissing(f"ZooKeeper at {self._connection.hosts} has no store below {self._paths.root or '/'}")
 
     async def _make_root(self) -> None:
         """Create the znodes that every store has, unless they exist."""

@@ -153,6 +153,9 @@ def restore_backup(
             help="Leave open transactions open until their deadline, instead of aborting them. Prepared ones stay.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only verify the backup, and say what would be restored.")
+    ] = False,
     log_level: LogOption = "warning",
     output: OutputOption = None,
 ) -> None:
@@ -163,6 +166,9 @@ def restore_backup(
     set_up_logs(log_level)
     if not data_dir and not storage:
         raise CliError("give a new --data-dir or --storage, where the ledgers are to be.")
+    if dry_run:
+        try_restore(context, source, backup, store, data_dir or [], storage or [], output)
+        return
     progress = ProgressLine("MB restored", beside_output=False)
 
     async def run(backups: Any) -> None:
@@ -175,6 +181,34 @@ def restore_backup(
 
     with progress:
         with_backups(source, run, "cannot restore the backup")
+
+
+def try_restore(
+    context: typer.Context,
+    source: str,
+    backup: str | None,
+    store: str,
+    data_dirs: list[Path],
+    urls: list[str],
+    output: Output | None,
+) -> None:
+    """Say what a restore would do, or why it would be refused. The exit code is 1 if the backup is damaged."""
+    progress = ProgressLine("MB verified", beside_output=False)
+    wrong: list[str] = []
+
+    async def run(backups: Any) -> None:
+        async with AsyncExitStack() as stack:
+            opened = await services.store_if_there(store)
+            if opened is not None:
+                stack.push_async_callback(opened.close)
+            would, found = await backups.trial(backup, opened, data_dirs, urls, _megabytes(progress))
+        wrong.extend(found)
+        print_done(context, output, {"dry_run": True} | would)
+
+    with progress:
+        with_backups(source, run, "the backup would not be restored")
+    if wrong:
+        raise CliError(f"the backup is damaged: {wrong[0].rstrip('.')}. Use another backup.")
 
 
 def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str) -> None:

@@ -99,6 +99,16 @@ async def connect_store(url: str, data_dir: Path | None = None, *, to_read: bool
         raise CliError(f"cannot open the store {url}: {_sentence(error)} {_CHECK_STORE}") from error
 
 
+async def store_if_there(url: str) -> Store | None:
+    """Opened to be read; None if there is no store at this place yet."""
+    try:
+        return await connect_store(url, to_read=True)
+    except CliError as error:
+        if type(error.__cause__).__name__ == "StoreMissing":
+            return None
+        raise
+
+
 async def start(service: ServerProcess, name: str, port_option: str, port: int, data_dir: Path | None = None) -> None:
     try:
         await service.start()

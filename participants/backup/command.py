@@ -7,16 +7,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from metastore.api import MetadataStore
 from participants.backup import verifying
 from participants.backup.manifest import BackupDamaged, Manifest
 from participants.backup.place import BackupPlace
-from participants.backup.restoring import BackupRestorer
+from participants.backup.restoring import BackupRestorer, is_begun
 from participants.backup.taking import BackupTaker
+from participants.ledger import storage_id
 from participants.ledger.bucket import Bucket
 from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
+from participants.ledger.objects import LEDGERS
+from participants.ledger.storage import LedgerStorage
 
 _Progress = Callable[[int], None]
 
@@ -79,6 +83,52 @@ class Backups:
                 "transactions aborted": done.aborted,
                 "transactions prepared": done.prepared,
             }
+
+    async def trial(
+        self,
+        backup: str | None,
+        store: MetadataStore | None,
+        data_dirs: Sequence[Path],
+        urls: Sequence[str],
+        progress: _Progress,
+    ) -> tuple[dict[str, Any], Sequence[str]]:
+        """What `restore` would do, keyed by the names under which it is shown, and what is wrong with the backup. It is
+        read completely, and nothing is changed. `store` is None if there is none yet. Raises as `restore` does, if that
+        would be refused."""
+        manifest = await self._place.manifest(backup)
+        async with AsyncExitStack() as stack:
+            made: list[LedgerStorage | None] = [LocalStorage.open_to_read(path) for path in data_dirs if _made(path)]
+            made += [await _made_at(url) for url in urls]
+            storages = [await stack.enter_async_context(each) for each in made if each is not None]
+            begun = await is_begun(manifest, store, storages, _now_ms())
+        wrong = [problem async for problem in verifying.problems_of(self._place, manifest, progress)]
+        state = "new" if store is None else "interrupted" if begun else "empty"
+        places = {"store": state, "storages": len(data_dirs) + len(urls)}
+        return _shown(manifest) | places | {"problems": len(wrong)}, wrong
+
+
+def _made(data_dir: Path) -> bool:
+    """Whether anything of a storage is there, if only in part."""
+    return (data_dir / storage_id.FILE_NAME).exists() or (data_dir / "ledgers").exists()
+
+
+async def _made_at(url: str) -> ObjectStorage | None:
+    """The storage there, if anything of one is there."""
+    if _is_no_directory(url):
+        return None
+    bucket = Bucket.open(url)
+    try:
+        await bucket.get(storage_id.FILE_NAME)
+    except FileNotFoundError:
+        if not await bucket.directories(LEDGERS):
+            return None
+    return await ObjectStorage.open_to_read(bucket)
+
+
+def _is_no_directory(url: str) -> bool:
+    """Whether `url` names a directory that `Bucket.open` would make."""
+    parts = urlsplit(url)
+    return parts.scheme == "file" and not Path(unquote(parts.path)).is_dir()
 
 
 def _shown(manifest: Manifest) -> dict[str, Any]:

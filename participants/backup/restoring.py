@@ -37,6 +37,7 @@ from participants.backup.cut import Cut
 from participants.backup.loading import Pair, load_records
 from participants.backup.manifest import LedgerCopy, Manifest
 from participants.backup.place import BackupPlace
+from participants.ledger.directories import segment_directory
 from participants.ledger.form import Form
 from participants.ledger.offsets import end_offset
 from participants.ledger.storage import LedgerStorage, SealedLedger
@@ -83,6 +84,26 @@ class Restored:
     prepared: int
 
 
+async def is_begun(
+    manifest: Manifest, store: MetadataStore | None, storages: Iterable[LedgerStorage], now_ms: int
+) -> bool:
+    """Whether a restore of this backup into these places was begun and interrupted. Nothing is changed. A place that is
+    not made yet is left out. Raises `NotEmpty`, `ClockBehind` and `StoreTooNew` if it cannot be restored there."""
+    if manifest.version > SPEAKS:
+        raise StoreTooNew(too_new(manifest.version))
+    if now_ms <= manifest.finished_ms:
+        raise ClockBehind("the clock of this machine is behind the time of the backup: set it, and try again")
+    found = await store.get(paths.INCARNATION) if store is not None else None
+    begun = found is not None and Incarnation.decode(found.value).restoring == manifest.id
+    if store is not None and not begun and (await store.range(EVERYTHING, prefix_end(EVERYTHING), limit=1)).records:
+        raise NotEmpty("the store is not empty: give the --store of a new cluster")
+    ours = {segment_directory(copy.segment) for copy in manifest.ledgers} if begun else set()
+    for storage in storages:
+        if set(await storage.directories()) - ours:
+            raise NotEmpty(f"the storage {storage.storage_id} has ledgers already: give a new one")
+    return begun
+
+
 class BackupRestorer:
     """Into `store` and `storages`, over which the segments of the former storages are divided. `progress` is told how
     many bytes of ledgers were written."""
@@ -107,11 +128,8 @@ class BackupRestorer:
         """Raises `NotEmpty`, `ClockBehind`, `StoreTooNew`, `BackupDamaged`, and the errors of the store and the
         storages, after which the call can be repeated."""
         now_ms = self._clock()
-        if manifest.version > SPEAKS:
-            raise StoreTooNew(too_new(manifest.version))
-        if now_ms <= manifest.finished_ms:
-            raise ClockBehind("the clock of this machine is behind the time of the backup: set it, and try again")
-        await self._empty(manifest)
+        if await is_begun(manifest, self._store, self._storages, now_ms):
+            await self._empty(manifest)
         records = [each async for each in read_records(self._place, manifest)]
         marked, incarnation = await self._begin(manifest, records, now_ms)
         to = {old: self._storages[n % len(self._storages)] for n, old in enumerate(_storages_of(records))}
@@ -130,20 +148,10 @@ class BackupRestorer:
     # -- empty places --------------------------------------------------------------------------------------------
 
     async def _empty(self, manifest: Manifest) -> None:
-        """Empty what an interrupted call has filled. Raises `NotEmpty` for anything else."""
-        found = await self._store.get(paths.INCARNATION)
-        again = found is not None and Incarnation.decode(found.value).restoring == manifest.id
-        if not again and (await self._store.range(EVERYTHING, prefix_end(EVERYTHING), limit=1)).records:
-            raise NotEmpty("the store is not empty: give the --store of a new cluster")
+        """Empty what an interrupted call has filled."""
         for storage in self._storages:
-            for copy in manifest.ledgers if again else ():
+            for copy in manifest.ledgers:
                 await storage.drop(copy.segment)
-            if await storage.directories():
-                raise NotEmpty(f"the storage {storage.storage_id} has ledgers already: give a new one")
-        if again:
-            await self._clear()
-
-    async def _clear(self) -> None:
         indexes = tuple(index.root for index in self._store.indexes)
         async for record in dump(self._store):
             if record.key != paths.INCARNATION and not record.key.startswith(indexes):

@@ -18,7 +18,7 @@ from metastore.api import MetadataStore
 from metastore.backends import zookeeper_janitor
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.check import StoreCheck, dump
-from metastore.errors import InvalidBatch, StoreUnusable
+from metastore.errors import InvalidBatch, StoreMissing
 from metastore.txn.store import INDEXES
 from metastore.urls import open_store, open_store_to_read
 from tests.metastore.opening import fresh_url
@@ -121,6 +121,6 @@ async def test_a_zookeeper_store_that_is_only_read_refuses_to_write(request: pyt
 
 async def test_zookeeper_without_a_store(zookeeper_server: ZooKeeperServer) -> None:
     before = await asyncio.to_thread(znodes, zookeeper_server)
-    with pytest.raises(StoreUnusable, match="no store below /none"):
+    with pytest.raises(StoreMissing, match="no store below /none"):
         await open_store_to_read(f"zk://{zookeeper_server.endpoint}/none")
     assert await asyncio.to_thread(znodes, zookeeper_server) == before

@@ -194,8 +194,15 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     assert first["backup"] in run_here("backup", "list", "--from", to).stdout
     assert run_here("backup", "verify", "--from", to).stdout == "nothing wrong in the backup\n"
     restore = ["restore", "--from", to, "--store", store_url(new), "--data-dir", str(new / "broker")]
+    tried = run_here(*restore, "--dry-run", "-o", "json", "--storage", f"file://{tmp_path / 'objects'}")
+    would = json.loads(tried.stdout)
+    assert (would["dry_run"], would["store"], would["storages"], would["problems"]) == (True, "new", 2, 0), tried
+    assert would["ledgers"] == 1 and not new.exists() and not (tmp_path / "objects").exists()
     assert json.loads(run_here(*restore, "-o", "json").stdout)["transactions_aborted"] == 1
     assert "the store is not empty" in error_line(run_here(*restore))
+    assert "the store is not empty" in error_line(run_here(*restore, "--dry-run"))
+    elsewhere = [*restore[:4], store_url(tmp_path / "third"), *restore[5:]]
+    assert "has ledgers already" in error_line(run_here(*elsewhere, "--dry-run"))
     assert run_here("store", "check", "--store", store_url(new)).stdout.startswith("nothing wrong in ")
     with DevServer(new) as server, metatxn.connect(server.coordinator_url) as client:
         assert client.read_table("orders").to_pylist() == [{"id": 7}]
@@ -203,6 +210,8 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     next((tmp_path / "backups" / "ledgers").rglob("0-*")).write_bytes(b"damaged")
     damaged = run_here("backup", "verify", "--from", to, "-o", "json")
     assert damaged.returncode == 1 and "is not what was written" in damaged.stdout
+    tried = run_here(*restore[:4], store_url(tmp_path / "third"), "--data-dir", str(tmp_path / "third"), "--dry-run")
+    assert tried.returncode == 1 and "the backup is damaged: " in tried.stderr and not (tmp_path / "third").exists()
     assert "file:///directory" in error_line(run_here(*backup[:-1], str(tmp_path / "backups")))
     assert "--to" in error_line(run_here("backup")) and "--data-dir" in error_line(run_here(*restore[:5]))
     assert "there is no backup 7 here" in error_line(run_here(*restore, "--backup", "7"))

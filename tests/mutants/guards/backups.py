@@ -144,8 +144,8 @@ BACKUPS = (
         "restored-over-something-else",
         "a restore fills empty places only",
         _RESTORING,
-        "            if await storage.directories():\n",
-        "            if not storage:\n",
+        "        if set(await storage.directories()) - ours:\n",
+        "        if not storage:\n",
         tests=(f"{_RESTORES}::test_only_empty_places_are_filled",),
     ),
     Mutant(

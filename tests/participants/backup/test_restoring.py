@@ -23,7 +23,7 @@ from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.types import Applied, Batch
 from metastore.versions import SPEAKS
 from participants.backup.manifest import Manifest
-from participants.backup.restoring import BackupRestorer, ClockBehind, NotEmpty, Restored
+from participants.backup.restoring import BackupRestorer, ClockBehind, NotEmpty, Restored, is_begun
 from participants.ledger.storage import LedgerStorage
 from participants.restored.recovery import StoreRecovery, Wishes
 from participants.restored.seen_store import SeenStore
@@ -156,6 +156,7 @@ async def test_another_backup_is_not_restored_over_half_of_one(case: BackupCase)
         ending = BackupRestorer(Ending(case.restored.store.inner, 2), [storage], case.place, case.restored.now_ms)
         with pytest.raises(StoreUnavailable):
             await ending.restore(first)
+        assert await is_begun(first, case.restored.store.inner, [storage], case.restored.now_ms())
         with pytest.raises(NotEmpty):
             await restored_into(case, second, case.restored.store.inner, storage)
 
