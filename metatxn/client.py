@@ -432,11 +432,11 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         limit: int | None = None,
         *,
         for_s: float = math.inf,
-        progress: Callable[[int], None] = lambda _: None,
+        progress: Callable[[int], None] | None = None,
     ) -> int:
         """Publish the dead letters of a subscription to its topic again, each exactly once, however often this is
         called: at most `limit` of them, and those that are begun within `for_s`. Returns how many; `progress` is told
-        how many it were so far. Raises `InvalidArgument` if the subscription has no dead-letter topic, and
+        how many have been published so far. Raises `InvalidArgument` if the subscription has no dead-letter topic, and
         `AlreadyExists` while the same is done elsewhere."""
         to, dead = await self._dead_letters_of(topic, subscription)
         consumer = await self.subscribe(dead, reader_name(to), "exclusive", "earliest")

@@ -34,7 +34,7 @@ async def move_letters(
     transaction: Callable[[], AbstractAsyncContextManager[AsyncTransaction]],
     limit: float = math.inf,
     for_s: float = math.inf,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] | None = None,
 ) -> int:
     """Move at most `limit` letters, and begin none after `for_s`. Returns how many, and tells `progress` meanwhile.
     Letters of other subscriptions stay."""
@@ -52,7 +52,8 @@ async def move_letters(
                 await producer.send(letter.value, letter.key, txn, properties)
             await consumer.acknowledge(held, txn)
         moved += len(ours)
-        progress(moved)
+        if progress is not None:
+            progress(moved)
     return moved
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from metastore.backends.sqlite import SqliteStore
-from metastore.errors import InvalidBatch, StoreInUse, StoreUnavailable, StoreUnusable
+from metastore.errors import InvalidBatch, StoreInUse, StoreMissing, StoreUnavailable, StoreUnusable
 
 WRITER = """
 import asyncio, sys
@@ -207,5 +207,5 @@ async def test_read_only_looks_into_a_file_that_is_being_served(tmp_path: Path) 
     assert [record.value for record in (await looking.scan("/")).records] == [b"3"]
     await looking.close()
     await store.close()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreMissing):
         await SqliteStore.open(tmp_path / "none.db", read_only=True)
