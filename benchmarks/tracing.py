@@ -10,41 +10,18 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 
 from benchmarks.report import Figure, publish
 from benchmarks.services import Service, running
+from tests.receiving import receiver
 
 WAYS = {"off": None, "0.01": "0.01", "1": "1"}
 """By name, `--trace-sampling`; None is without `--trace-to`."""
 MOST_PERCENT = 3.0
-
-
-@contextmanager
-def receiver() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
 
 
 def cpu_of_transactions(service: Service, client: httpx.Client, number: int) -> float:
@@ -61,7 +38,10 @@ def measured(turns: int, transactions: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        to, client = stack.enter_context(receiver()), stack.enter_context(httpx.Client(timeout=60))
+        to, client = (
+            stack.enter_context(receiver(lambda path, headers, body: None)),
+            stack.enter_context(httpx.Client(timeout=60)),
+        )
         services = {}
         for way, sampling in WAYS.items():
             options = ["--trace-to", to, "--trace-sampling", sampling] if sampling is not None else []

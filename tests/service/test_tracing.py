@@ -11,10 +11,9 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message as EmailMessage
 from pathlib import Path
 
 import httpx
@@ -33,6 +32,7 @@ from metatxn.transport import tracing as client_tracing
 from metatxn.transport.api import Answer, Headers, Request
 from metatxn.transport.tracing import send_traced
 from tests.documents import examples
+from tests.receiving import receiver
 from tests.servers import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -44,32 +44,19 @@ Spans = list[tuple[str, Span]]
 
 
 @contextmanager
-def receiver() -> Iterator[tuple[str, Spans]]:
+def collector() -> Iterator[tuple[str, Spans]]:
     """The URL of an OTLP receiver, and what it has received."""
     received: Spans = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers["Content-Encoding"] or self.path != "/v1/traces":
-                raise AssertionError(self.path)
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                (service,) = (a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
-                received.extend((service, span) for scope in resource.scope_spans for span in scope.spans)
-            self.send_response(200)
-            self.end_headers()
+    def take(path: str, headers: EmailMessage, body: bytes) -> None:
+        if headers["Content-Encoding"] or path != "/v1/traces":
+            raise AssertionError(path)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            (service,) = (a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
+            received.extend((service, span) for scope in resource.scope_spans for span in scope.spans)
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", received
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
+    with receiver(take) as url:
+        yield url, received
 
 
 def traced_dev(directory: Path, url: str, sampling: str) -> AbstractContextManager[str]:
@@ -78,7 +65,7 @@ def traced_dev(directory: Path, url: str, sampling: str) -> AbstractContextManag
 
 def test_a_trace_leads_from_the_program_to_the_store(tmp_path: Path) -> None:
     (program,) = examples((ROOT / "docs" / "operations.md").read_text(), "python")
-    with receiver() as (url, received), traced_dev(tmp_path, url, sampling="0") as coordinator:
+    with collector() as (url, received), traced_dev(tmp_path, url, sampling="0") as coordinator:
         assert httpx.get(f"{coordinator}/v1/txns").is_success  # belongs to no trace, and is not sampled
         program = program.replace("http://localhost:4318", url).replace("http://127.0.0.1:8470", coordinator)
         subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

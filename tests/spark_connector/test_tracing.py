@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import metatxn
-from tests.service.test_tracing import TRACE, TRACEPARENT, receiver, traced_dev
+from tests.service.test_tracing import TRACE, TRACEPARENT, collector, traced_dev
 from tests.spark_connector.matrix.cluster import CONF, environment
 
 JOB = f"""
@@ -25,7 +25,7 @@ with builder.config(map={CONF}).getOrCreate() as spark:
 
 def test_the_executors_belong_to_the_trace_that_their_environment_names(tmp_path: Path) -> None:
     """The driver has begun and committed the transaction, in no trace."""
-    with receiver() as (receiver_url, received), traced_dev(tmp_path, receiver_url, sampling="0") as url:
+    with collector() as (receiver_url, received), traced_dev(tmp_path, receiver_url, sampling="0") as url:
         with metatxn.connect(url) as client:
             client.create_topic("t", segments=2)
         command = [sys.executable, "-c", JOB, url, TRACEPARENT]
