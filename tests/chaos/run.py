@@ -241,7 +241,7 @@ class Calm:
         calls = read_histories(self._cluster.histories)
         history = History.of(calls)
         self._report.anomalies |= judge(history)
-        self._report.counts = Counter(f"{call.action['do']} {call.outcome}" for call in calls)
+        self._report.counts += Counter(f"{call.action['do']} {call.outcome}" for call in calls)
         for txn in history.ends:
             self._report.counts[f"transactions {fate(history, txn)}"] += 1
 

@@ -107,7 +107,7 @@ class Asking:
     """The calls of a client. Each answers the error code first, unless there is nothing else."""
 
     def __init__(self, ask: Ask) -> None:
-        self.ask = self._ask = ask
+        self.ask = ask
 
     @classmethod
     def of(cls, gateway: HasListener) -> Asking:
@@ -118,7 +118,7 @@ class Asking:
     async def init(self, holder: Holder, timeout: timedelta = TIMEOUT) -> int:
         """The holder has a new producer id if it succeeds."""
         entity = made(22, 4, "InitProducerIdRequest", **holder.fields, transaction_timeout=timeout)
-        answer = await self._ask(22, 4, entity)
+        answer = await self.ask(22, 4, entity)
         if not answer.error_code:
             holder.producer_id = answer.producer_id
         return int(answer.error_code)
@@ -129,12 +129,12 @@ class Asking:
         )
         fields = {f"v3_and_below_{name}": value for name, value in holder.fields.items()}
         return worst(
-            await self._ask(24, 3, made(24, 3, "AddPartitionsToTxnRequest", **fields, v3_and_below_topics=topics))
+            await self.ask(24, 3, made(24, 3, "AddPartitionsToTxnRequest", **fields, v3_and_below_topics=topics))
         )
 
     async def add_offsets(self, holder: Holder, group: str) -> int:
         entity = made(25, 3, "AddOffsetsToTxnRequest", **holder.fields, group_id=group)
-        return int((await self._ask(25, 3, entity)).error_code)
+        return int((await self.ask(25, 3, entity)).error_code)
 
     async def commit_offsets_in(
         self, holder: Holder, group: str, offsets: Mapping[tuple[str, int], int], member: str = "", generation: int = -1
@@ -142,12 +142,12 @@ class Asking:
         topics = _offset_topics(28, 3, "TxnOffsetCommitRequest", offsets)
         fields = {"group_id": group, "member_id": member, "generation_id": generation, "group_instance_id": None}
         return worst(
-            await self._ask(28, 3, made(28, 3, "TxnOffsetCommitRequest", **holder.fields, **fields, topics=topics))
+            await self.ask(28, 3, made(28, 3, "TxnOffsetCommitRequest", **holder.fields, **fields, topics=topics))
         )
 
     async def end(self, holder: Holder, *, commit: bool) -> int:
         entity = made(26, 3, "EndTxnRequest", **holder.fields, committed=commit)
-        return int((await self._ask(26, 3, entity)).error_code)
+        return int((await self.ask(26, 3, entity)).error_code)
 
     # -- records -----------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Asking:
         data = made(0, 8, "TopicProduceData", name=topic, partition_data=(part,))
         name = None if holder is None else holder.transactional_id
         fields = {"transactional_id": name, "acks": -1, "timeout": timedelta(seconds=1), "topic_data": (data,)}
-        answer = await self._ask(0, 8, made(0, 8, "ProduceRequest", **fields))
+        answer = await self.ask(0, 8, made(0, 8, "ProduceRequest", **fields))
         ((found,),) = [each.partition_responses for each in answer.responses]
         return int(found.error_code), found.base_offset
 
@@ -183,7 +183,7 @@ class Asking:
         wanted = made(1, 11, "FetchTopic", topic=topic, partitions=(part,))
         fields = {"max_wait": timedelta(milliseconds=wait_ms), "min_bytes": 1, "max_bytes": 1 << 20, "session_id": 0}
         fields |= {"session_epoch": -1, "topics": (wanted,), "forgotten_topics_data": (), "rack_id": ""}
-        answer = await self._ask(1, 11, made(1, 11, "FetchRequest", isolation_level=int(committed), **fields))
+        answer = await self.ask(1, 11, made(1, 11, "FetchRequest", isolation_level=int(committed), **fields))
         ((found,),) = [each.partitions for each in answer.responses]
         records, end = records_in(bytes(found.records or b""), offset)
         return int(found.error_code), records, end
@@ -214,7 +214,7 @@ class Asking:
         fields = {"group_id": group, "member_id": member, "group_instance_id": instance, "protocol_type": kind}
         session = timedelta(seconds=session_s)
         times = {"session_timeout": session, "rebalance_timeout": session}
-        return await self._ask(11, 5, made(11, 5, "JoinGroupRequest", **fields, **times, protocols=(protocol,)))
+        return await self.ask(11, 5, made(11, 5, "JoinGroupRequest", **fields, **times, protocols=(protocol,)))
 
     async def sync(
         self, group: str, generation: int, member: str, assignments: Mapping[str, bytes]
@@ -224,12 +224,12 @@ class Asking:
             for each, value in assignments.items()
         )
         fields = {"group_id": group, "generation_id": generation, "member_id": member, "group_instance_id": None}
-        answer = await self._ask(14, 3, made(14, 3, "SyncGroupRequest", **fields, assignments=given))
+        answer = await self.ask(14, 3, made(14, 3, "SyncGroupRequest", **fields, assignments=given))
         return int(answer.error_code), answer.assignment
 
     async def heartbeat(self, group: str, generation: int, member: str) -> int:
         fields = {"group_id": group, "generation_id": generation, "member_id": member, "group_instance_id": None}
-        return int((await self._ask(12, 3, made(12, 3, "HeartbeatRequest", **fields))).error_code)
+        return int((await self.ask(12, 3, made(12, 3, "HeartbeatRequest", **fields))).error_code)
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[tuple[str, int], int], member: str = "", generation: int = -1
@@ -237,12 +237,12 @@ class Asking:
         topics = _offset_topics(8, 7, "OffsetCommitRequest", offsets)
         fields = {"group_id": group, "member_id": member, "generation_id_or_member_epoch": generation}
         entity = made(8, 7, "OffsetCommitRequest", **fields, group_instance_id=None, topics=topics)
-        return worst(await self._ask(8, 7, entity))
+        return worst(await self.ask(8, 7, entity))
 
     async def fetch_offset(self, group: str, topic: str, partition: int, *, stable: bool = True) -> tuple[int, int]:
         wanted = made(9, 7, "OffsetFetchRequestTopic", name=topic, partition_indexes=(partition,))
         entity = made(9, 7, "OffsetFetchRequest", group_id=group, topics=(wanted,), require_stable=stable)
-        answer = await self._ask(9, 7, entity)
+        answer = await self.ask(9, 7, entity)
         if answer.error_code or not answer.topics:
             return int(answer.error_code), -1
         ((found,),) = [each.partitions for each in answer.topics]
@@ -250,46 +250,46 @@ class Asking:
 
     async def leave(self, group: str, member: str, instance: str | None = None) -> int:
         leaving = made(13, 3, "MemberIdentity", member_id=member, group_instance_id=instance)
-        return worst(await self._ask(13, 3, made(13, 3, "LeaveGroupRequest", group_id=group, members=(leaving,))))
+        return worst(await self.ask(13, 3, made(13, 3, "LeaveGroupRequest", group_id=group, members=(leaving,))))
 
     async def all_offsets(self, group: str) -> Any:
-        return await self._ask(9, 7, made(9, 7, "OffsetFetchRequest", group_id=group, topics=None, require_stable=True))
+        return await self.ask(9, 7, made(9, 7, "OffsetFetchRequest", group_id=group, topics=None, require_stable=True))
 
     # -- topics ------------------------------------------------------------------------------------------------
 
     async def create_partitions(self, name: str, count: int, version: int = 3, **more: Any) -> int:
         topic = made(37, version, "CreatePartitionsTopic", **{"name": name, "count": count, "assignments": None} | more)
         fields = {"topics": (topic,), "timeout": TIMEOUT, "validate_only": more.get("validate_only", False)}
-        return worst(await self._ask(37, version, made(37, version, "CreatePartitionsRequest", **fields)))
+        return worst(await self.ask(37, version, made(37, version, "CreatePartitionsRequest", **fields)))
 
     async def create_topic(self, name: str, partitions: int = 1) -> int:
         topic = {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": (), "configs": ()}
         fields = {"topics": (made(19, 5, "CreatableTopic", **topic),), "timeout": TIMEOUT, "validate_only": False}
-        return worst(await self._ask(19, 5, made(19, 5, "CreateTopicsRequest", **fields)))
+        return worst(await self.ask(19, 5, made(19, 5, "CreateTopicsRequest", **fields)))
 
     async def delete_topic(self, name: str) -> int:
-        return worst(await self._ask(20, 4, made(20, 4, "DeleteTopicsRequest", topic_names=(name,), timeout=TIMEOUT)))
+        return worst(await self.ask(20, 4, made(20, 4, "DeleteTopicsRequest", topic_names=(name,), timeout=TIMEOUT)))
 
     async def list_offset(self, topic: str, partition: int, timestamp: int) -> int:
         """The code."""
         place = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp}
         wanted = made(2, 5, "ListOffsetsTopic", name=topic, partitions=(made(2, 5, "ListOffsetsPartition", **place),))
         return worst(
-            await self._ask(2, 5, made(2, 5, "ListOffsetsRequest", replica_id=-1, isolation_level=0, topics=(wanted,)))
+            await self.ask(2, 5, made(2, 5, "ListOffsetsRequest", replica_id=-1, isolation_level=0, topics=(wanted,)))
         )
 
     # -- the cluster -------------------------------------------------------------------------------------------
 
     async def coordinator(self, name: str, kind: int = 0) -> tuple[int, str]:
-        answer = await self._ask(10, 3, made(10, 3, "FindCoordinatorRequest", key=name, key_type=kind))
+        answer = await self.ask(10, 3, made(10, 3, "FindCoordinatorRequest", key=name, key_type=kind))
         return int(answer.error_code), f"{answer.host}:{answer.port}"
 
     async def all_metadata(self) -> Any:
-        return await self._ask(3, 7, made(3, 7, "MetadataRequest", topics=None, allow_auto_topic_creation=False))
+        return await self.ask(3, 7, made(3, 7, "MetadataRequest", topics=None, allow_auto_topic_creation=False))
 
     async def metadata(self, *topics: str) -> Any:
         wanted = tuple(made(3, 7, "MetadataRequestTopic", name=each) for each in topics)
-        return await self._ask(3, 7, made(3, 7, "MetadataRequest", topics=wanted, allow_auto_topic_creation=False))
+        return await self.ask(3, 7, made(3, 7, "MetadataRequest", topics=wanted, allow_auto_topic_creation=False))
 
 
 def _offset_topics(api_key: int, version: int, kind: str, offsets: Mapping[tuple[str, int], int]) -> Sequence[Any]:
