@@ -47,6 +47,7 @@ def members(
         "writers": None if header.writers is None else list(header.writers),
         "reason": header.reason,
         "expired_by": header.expired_by.value if header.expired_by else None,
+        "ended_by": header.ended_by,
         "prepared": True if prepared else None,
         "revision": revision,
         "properties": header.properties,

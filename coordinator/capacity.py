@@ -1,10 +1,10 @@
 """How much may be recorded about a transaction, so that it can still be ended on any store.
 
 A decision is one apply, and a store accepts an apply of `max_batch_bytes` (ZooKeeper: 400,000). It contains the header,
-with everything that was given when the transaction began and the writers that count. It also contains a reason and the
-keys of index entries and side records, together shorter than `ROOM_BYTES`; and, under a transaction key, that key's
-record with the sessions that it remembers, shorter than `ROOM_OF_KEY_BYTES`. A begin under a key also contains the
-header of the transaction that it replaces.
+with everything that was given when the transaction began and the writers that count. It also contains a reason, the
+name of the caller, and the keys of index entries and side records, together shorter than `ROOM_BYTES`; and, under a
+transaction key, that key's record with the sessions that it remembers, shorter than `ROOM_OF_KEY_BYTES`. A begin under
+a key also contains the header of the transaction that it replaces.
 """
 
 from __future__ import annotations

@@ -138,11 +138,14 @@ class Decisions:
         key.write(batch, held.model_copy(update=update))
 
 
-def committed(header: Header, now_ms: int, writers: tuple[str, ...] | None) -> Header:
-    return header.model_copy(update={"state": TxnState.COMMITTED, "finalized_ms": now_ms, "writers": writers})
+def committed(header: Header, now_ms: int, writers: tuple[str, ...] | None, by: str | None) -> Header:
+    """`by`, of both: the name of the caller who requested it, if it was authenticated."""
+    update = {"state": TxnState.COMMITTED, "finalized_ms": now_ms, "writers": writers, "ended_by": by}
+    return header.model_copy(update=update)
 
 
-def aborted(header: Header, now_ms: int, reason: str | None, expired_by: ExpiredBy | None = None) -> Header:
-    return header.model_copy(
-        update={"state": TxnState.ABORTED, "finalized_ms": now_ms, "reason": reason, "expired_by": expired_by}
-    )
+def aborted(
+    header: Header, now_ms: int, reason: str | None, by: str | None = None, *, expired_by: ExpiredBy | None = None
+) -> Header:
+    update = {"finalized_ms": now_ms, "reason": reason, "ended_by": by, "expired_by": expired_by}
+    return header.model_copy(update={"state": TxnState.ABORTED, **update})

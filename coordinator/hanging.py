@@ -1,7 +1,7 @@
 """Transactions that have been open for too long, and every segment whose readers they may hold back.
 
-Only the deadline index, the headers of one page and the first operation of each participant are read: a transaction
-with a hundred thousand operations on one segment costs one small range.
+Of a page only the headers and the first operation of each participant are read: a transaction with a hundred thousand
+operations on one segment costs one small range.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ async def hanging_transactions(
     limit: int = paging.DEFAULT_LIMIT,
     page_token: str | None = None,
 ) -> HangingPage:
-    """Transactions that began at least `max_age_ms` ago and are still open, the oldest of the page first.
-
-    The pages are ordered by deadline, the order in which the store indexes open transactions. Raises INVALID_ARGUMENT
-    for a page token of another list.
+    """Transactions that began at least `max_age_ms` ago and are still open, the oldest first: of the `ages.MAX_COUNTED`
+    with the earliest deadlines. Raises INVALID_ARGUMENT for a page token of another list.
     """
-    page = await listings.transactions(Filter(state="OPEN", older_than_ms=max_age_ms), limit, page_token)
+    page = await listings.transactions(Filter("OPEN", older_than_ms=max_age_ms, oldest=True), limit, page_token)
     now_ms = listings.clock()
     ids = [TxnId.parse(str(header.txn_id)) for header in page.items]
     writers = await listings.store.get_many([paths.remembered_writers(txn_id) for txn_id in ids])
@@ -54,9 +52,7 @@ async def hanging_transactions(
             more_touched=True if len(touched) > shown else None,
         )
 
-    items = await asyncio.gather(*map(hanging, ids, page.items))
-    items.sort(key=lambda txn: txn.age_ms, reverse=True)
-    return HangingPage(items=items, next_page_token=page.next_page_token)
+    return HangingPage(items=await asyncio.gather(*map(hanging, ids, page.items)), next_page_token=page.next_page_token)
 
 
 def _remembered(txn_id: TxnId, writers: Snapshot) -> list[str] | None:

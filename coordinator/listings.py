@@ -3,6 +3,7 @@
     filter       the range that is read                         order
     segment      write operations of the segment, by index      transaction id
     state=OPEN   the deadline index                             deadline
+    oldest       the last look at all open ones (`ages`)        begin
     other state  the final-state index                          time of the decision
     none         all headers                                    transaction id
     newest       the indexes of all wanted states together      deadline if open, else time of the decision, descending
@@ -20,6 +21,7 @@ from functools import partial
 from itertools import chain, islice, repeat
 
 from coordinator import answers, paging
+from coordinator.ages import OpenAges
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
@@ -56,7 +58,7 @@ is always read completely."""
 @dataclass(frozen=True, slots=True)
 class Filter:
     """The transactions that a list shows; `older_than_ms` and `younger_than_ms` are ages. `newest` is an order, and
-    excludes `segment`."""
+    excludes `segment`; `oldest` is an order of open ones."""
 
     state: State | None = None
     older_than_ms: int | None = None
@@ -65,6 +67,7 @@ class Filter:
     owner: str | None = None
     younger_than_ms: int | None = None
     newest: bool = False
+    oldest: bool = False
     text: str | None = None
 
     @property
@@ -96,6 +99,7 @@ class Listings:
     def __init__(self, store: MetadataStore, clock: Clock, metrics: CoordinatorMetrics | None = None) -> None:
         self.store = store
         self.clock = clock
+        self.ages = OpenAges(store, clock)
         self._metrics = metrics or CoordinatorMetrics()
         self._latest_open_ms: dict[int, int] = {}
         """By the size of a slice, the earliest deadline of the latest open ones when they were read last: pages that
@@ -144,6 +148,9 @@ class Listings:
                 raise invalid_field("order", "is not for the transactions that write to a segment")
             states = [TxnState(wanted.state)] if wanted.state is not None else [*TxnState]
             return "newest " + ",".join(states), partial(self._latest_first, states)
+        if wanted.oldest:
+            until_ms = self.clock() - (wanted.older_than_ms or 0)
+            return "oldest", partial(self.ages.oldest_first, until_ms)
         if wanted.segment is not None:
             segment = wanted.segment
             name = f"segment {segment}"

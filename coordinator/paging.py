@@ -20,6 +20,7 @@ _TXN_ID = "[0-9a-f]{32}"
 POSITIONS = {
     "open": rf"[0-9]{{20}}/{_TXN_ID}",
     "decided": rf"[0-9]{{20}}/{_TXN_ID}",
+    "oldest": rf"[0-9]{{20}}/{_TXN_ID}",
     "newest": rf"[0-9]{{20}}/{_TXN_ID}",
     "all": _TXN_ID,
     "segment": _TXN_ID,

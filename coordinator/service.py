@@ -134,7 +134,7 @@ class CoordinatorService:
             share=self.presence.share,
         )
         self.throughput = Throughput(self.metrics.counts, clock)
-        self.survey = Survey(store, clock, self.metrics, interval_ms=survey_interval_ms)
+        self.survey = Survey(store, clock, self.metrics, self.listings.ages, interval_ms=survey_interval_ms)
         self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
         self._running = AsyncExitStack()
         self._console = ConsoleRoute(console) if console is not None else None

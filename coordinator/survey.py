@@ -1,37 +1,31 @@
 """The metrics of the whole store: open transactions and their age, remaining operation records, and keys in use.
 
 A scrape never reads the store. A survey does so every quarter of a minute, in pages and up to a bound for each range,
-and its result is shown until the next one. A header's `created_ms` never changes, so it is read once for each
-transaction that several surveys find open; only metrics depend on what is remembered here.
+and its result is shown until the next one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from coordinator.ages import MAX_COUNTED, PAGE, OpenAges
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.periodic import PeriodicSweep
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.keys import prefix_end
-from metastore.txn import key_records, listing, paths
+from metastore.txn import key_records, paths
 from metastore.txn.key_records import KeyRecord
-from metastore.txn.store import read_plain
-from metatxn.wire.ids import TxnId
 from metatxn.wire.models import OpenTransactions
 
 DEFAULT_INTERVAL_MS = 15_000
-MAX_COUNTED = 100_000
-"""Where counting ends: this number means "at least this many"."""
-
 MAX_LABELLED_KEYS = 100
 """The most keys with a time series of their own; otherwise there would be one for each job that ever ran."""
-_PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +52,18 @@ class Survey(PeriodicSweep, Collector):
     """Use `start` and `stop` for the loop, or call `look_once`. Before the first survey there is nothing to collect."""
 
     def __init__(
-        self, store: MetadataStore, clock: Clock, metrics: CoordinatorMetrics, *, interval_ms: int = DEFAULT_INTERVAL_MS
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        metrics: CoordinatorMetrics,
+        ages: OpenAges,
+        *,
+        interval_ms: int = DEFAULT_INTERVAL_MS,
     ) -> None:
         super().__init__("survey", interval_ms)
         self._store = store
         self._clock = clock
-        self._created_ms: dict[TxnId, int] = {}
+        self._ages = ages
         self._found: SurveyResult | None = None
         metrics.registry.register(self)
 
@@ -80,11 +80,12 @@ class Survey(PeriodicSweep, Collector):
 
     async def look_once(self) -> None:
         """Make one survey. Raises the store's errors; the previous result then remains."""
-        open_, oldest_ms = await self._open_transactions()
+        await self._ages.look(lambda: self.stopping)
+        oldest_ms = self._ages.oldest_ms
         operations = await self._count(paths.OPS)
         keys = [self._use(key) async for key in self._live_keys()]
         self._found = SurveyResult(
-            open=open_,
+            open=self._ages.count,
             oldest_open_s=(self._clock() - oldest_ms) / 1000 if oldest_ms is not None else 0.0,
             operations=operations,
             keys=len(keys),
@@ -92,32 +93,10 @@ class Survey(PeriodicSweep, Collector):
             longest_unused=heapq.nlargest(MAX_LABELLED_KEYS, keys, key=lambda use: use.age_s),
         )
 
-    async def _open_transactions(self) -> tuple[int, int | None]:
-        """The number of open transactions, and when the oldest of them began."""
-        known: dict[TxnId, int] = {}
-        count, after = 0, ""
-        while count < MAX_COUNTED and not self.stopping:
-            rows = await listing.open_by_deadline(self._store, after=after, limit=_PAGE)
-            count += len(rows)
-            known |= await self._when_created([row.txn_id for row in rows])
-            if len(rows) < _PAGE:
-                break
-            after = rows[-1].position
-        self._created_ms = known
-        return count, min(known.values(), default=None)
-
-    async def _when_created(self, txn_ids: Iterable[TxnId]) -> dict[TxnId, int]:
-        created = {txn_id: self._created_ms.get(txn_id) for txn_id in txn_ids}
-        read = await read_plain(self._store, [txn_id for txn_id, ms in created.items() if ms is None])
-        # A transaction that is missing now was decided and collected meanwhile.
-        return {txn_id: ms for txn_id, ms in created.items() if ms is not None} | {
-            txn_id: records.header.created_ms for txn_id, records in read.items()
-        }
-
     async def _count(self, prefix: str) -> int:
         count, start = 0, prefix
         while count < MAX_COUNTED and not self.stopping:
-            found = await self._store.range(start, prefix_end(prefix), limit=_PAGE, keys_only=True)
+            found = await self._store.range(start, prefix_end(prefix), limit=PAGE, keys_only=True)
             count += len(found.records)
             if not found.more:
                 break
@@ -127,7 +106,7 @@ class Survey(PeriodicSweep, Collector):
     async def _live_keys(self) -> AsyncIterator[KeyRecord]:
         seen, after, more = 0, "", True
         while more and seen < MAX_COUNTED and not self.stopping:
-            found, more = await key_records.list_keys(self._store, None, after=after, limit=_PAGE)
+            found, more = await key_records.list_keys(self._store, None, after=after, limit=PAGE)
             seen += len(found)
             for key in found:
                 if key.live:

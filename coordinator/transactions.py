@@ -314,8 +314,9 @@ class Transactions:
         """
 
         def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
-            deadline_ms = self.clock() + timeout_ms
-            records.keep_alive(batch, deadline_ms)
+            now_ms = self.clock()
+            deadline_ms = now_ms + timeout_ms
+            records.keep_alive(batch, deadline_ms, now_ms)
             return answers.describe_records(records, deadline_ms=deadline_ms)
 
         return await self._change(txn_id, change, caller)
@@ -422,7 +423,7 @@ def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
 
 def _timed_out(records: TransactionRecords, now_ms: int) -> Header:
     kind = "prepared deadline" if records.prepared_record else "deadline"
-    return aborted(records.header, now_ms, f"{kind} {records.deadline_ms} passed", ExpiredBy.TIMEOUT)
+    return aborted(records.header, now_ms, f"{kind} {records.deadline_ms} passed", expired_by=ExpiredBy.TIMEOUT)
 
 
 def _key_lost(records: TransactionRecords) -> errors.MetatxnError:

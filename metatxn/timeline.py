@@ -75,8 +75,9 @@ def _events(
 
 
 def _why(header: TransactionHeader) -> str | None:
-    """By whom it was decided, if its program has not done so, and the reason. The audit log knows all others."""
-    by = f"by {header.expired_by}" if header.expired_by else None
+    """By whom it was decided, and the reason."""
+    who = header.expired_by or header.ended_by
+    by = f"by {who}" if who else None
     return ": ".join(part for part in (by, header.reason) if part) or None
 
 
@@ -98,13 +99,21 @@ def _operations(
 
 
 def _side_records(header: TransactionHeader, records: Sequence[StoredRecord]) -> Iterator[TimelineEvent]:
-    """A keep-alive, which moves the deadline and leaves no other trace, and a prepare."""
+    """The last keep-alive, and a prepare, which replaces the record of the keep-alives."""
     beside = {record.key.split("/")[1]: record.value for record in records}
     if "txn-lease" in beside:
-        yield TimelineEvent("kept alive", what="a later deadline than that of its begin is in force")
+        lease = _members(beside["txn-lease"])
+        number = lease.get("renewals") or 1
+        what = "which moved its deadline" if number == 1 else f"{number:,} times; the last one moved its deadline then"
+        yield TimelineEvent("kept alive", lease.get("renewed_ms"), what=what)
     if header.prepared:
-        prepared_ms = (beside.get("txn-prepared") or {}).get("prepared_ms")
+        prepared_ms = _members(beside.get("txn-prepared")).get("prepared_ms")
         yield TimelineEvent("prepared", prepared_ms, what="only a commit or an abort is accepted")
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """Of a record, whatever somebody may have written in its place."""
+    return value if isinstance(value, dict) else {}
 
 
 def _remembered(work: Mapping[str, WorkOnSegment]) -> Iterator[TimelineEvent]:

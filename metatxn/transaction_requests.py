@@ -133,10 +133,7 @@ class TransactionRequests:
 
     def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Listing[HangingTransaction]:
         """Transactions that have been open for longer than `max_age_ms` (default: a minute), and where each of them
-        holds readers back.
-
-        They are read in pages of `limit`: the pages are ordered by deadline, and in each page the oldest transaction is
-        first.
+        holds readers back, the oldest first. They are read in pages of `limit`.
         """
         connection = self._connection
         params = {"max_age_ms": max_age_ms, "limit": limit}

@@ -348,7 +348,7 @@ def hanging_routes(listings: Listings) -> APIRouter:
     async def hanging(query: Annotated[HangingQuery, Query()]) -> Response:
         """Transactions that have been open for longer than `max_age_ms`, and the segments whose readers they hold back.
 
-        The pages are ordered by deadline, the earliest first; in each page the oldest transaction is first.
+        The oldest transaction is first, of the 100,000 with the earliest deadlines.
         """
         return _page(await hanging_transactions(listings, query.max_age_ms, query.limit, query.page_token))
 

@@ -94,10 +94,11 @@ class TransactionRecords(NamedTuple):
         records = (self.header_record, self.lease_record, self.prepared_record, self.writers_record)
         return sum(len(record.value) for record in records if record)
 
-    def keep_alive(self, batch: Batch, deadline_ms: int) -> Batch:
+    def keep_alive(self, batch: Batch, deadline_ms: int, now_ms: int) -> Batch:
         """Move the deadline of an open, unprepared transaction."""
         batch.check(FirstVersion(self.header_record.key), Absent(paths.prepared(self.txn_id)))
-        value = Lease(deadline_ms=deadline_ms).encode()
+        before = Lease.decode(self.lease_record.value).renewals if self.lease_record else None
+        value = Lease(deadline_ms=deadline_ms, renewed_ms=now_ms, renewals=(before or 0) + 1).encode()
         if self.lease_record:
             batch.replace(self.lease_record, value)
         else:

@@ -78,7 +78,7 @@ def backup(
         print_done(context, output, done)
 
     with progress:
-        with_backups(to, run, "cannot make the backup")
+        with_backups(to, run, "cannot make the backup", to_write=True)
 
 
 @app.command("list", epilog="Example: metatxn backup list --from s3://backups/prod")
@@ -211,12 +211,12 @@ def try_restore(
         raise CliError(f"the backup is damaged: {wrong[0].rstrip('.')}. Use another backup.")
 
 
-def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str) -> None:
+def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str, *, to_write: bool = False) -> None:
     """An error becomes one line."""
 
     async def main() -> None:
         try:
-            await run(services.load("backups")(url))
+            await run(services.load("backups")(url, to_write=to_write))
         except (CliError, BrokenPipeError):
             raise
         except Exception as error:

@@ -200,6 +200,9 @@ class TransactionHeader(BaseModel):
     writers: list[str] | None = None
     reason: str | None = None
     expired_by: Literal["timeout", "fencing"] | None = None
+    ended_by: str | None = Field(
+        default=None, description="The principal that committed or aborted it, if it was authenticated."
+    )
     prepared: bool | None = None
     already_committed: bool | None = None
     revision: int | None = Field(default=None, description="The store revision at which the header was last written.")

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from metastore.api import MetadataStore
 from participants.backup import verifying
 from participants.backup.manifest import BackupDamaged, Manifest
-from participants.backup.place import BackupPlace
+from participants.backup.place import BackupPlace, NoSuchBackup
 from participants.backup.restoring import BackupRestorer, is_begun
 from participants.backup.taking import BackupTaker
 from participants.ledger import storage_id
@@ -26,9 +26,12 @@ _Progress = Callable[[int], None]
 
 
 class Backups:
-    """The backups below a URL. Raises `LedgerError` for one that is none."""
+    """The backups below a URL. Raises `LedgerError` for one that is none, and `NoSuchBackup` for a directory that does
+    not exist, unless it is opened `to_write`: then it is made."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, to_write: bool = False) -> None:
+        if not to_write and _is_no_directory(url):
+            raise NoSuchBackup(f"there is no directory {url}")
         self._place = BackupPlace(Bucket.open(url))
 
     async def take(

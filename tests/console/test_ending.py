@@ -229,7 +229,9 @@ def test_a_prepared_one_of_somebody_else_is_aborted_by_force(
     page.get_by_role("button", name="Abort").click()
     expect(page.get_by_text(f"Transaction {short_id(prepared_by_ada)} is aborted.")).to_be_visible()
     with secured.cluster.client(secured.tokens["ada"]) as client:
-        assert header_of(client, prepared_by_ada).reason == "aborted in the console by root"
+        header = header_of(client, prepared_by_ada)
+        assert (header.reason, header.ended_by) == ("aborted in the console", "root")
+    expect(page.get_by_text("by root: aborted in the console")).to_be_visible()
 
 
 def test_its_owner_needs_no_force(secured: Secured, prepared_by_ada: str) -> None:

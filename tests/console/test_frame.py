@@ -169,6 +169,19 @@ def test_with_tokens_a_page_is_shown_after_signing_in(stranger: Visitor, secured
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+def test_a_part_of_a_page_never_shows_the_page_on_which_to_sign_in(stranger: Visitor, secured: Secured) -> None:
+    """The token is not accepted any more when a part asks for its content: the whole page is asked for again."""
+
+    def refused(route: Route) -> None:
+        stranger.context.clear_cookies()
+        route.fulfill(status=303, headers={"location": "/console/sign-in"})
+
+    stranger.context.route("**/console/unserved", refused)
+    page = sign_in(stranger, secured.tokens["root"])
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(page.get_by_role("heading", name="Overview")).not_to_be_visible()
+
+
 UNKNOWN = "mtx_0000000000000000_" + "0" * 64
 
 

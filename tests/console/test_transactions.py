@@ -169,5 +169,5 @@ def test_the_first_page_says_what_is_stuck(visitor: Visitor, life: Life) -> None
     page = visitor.open()
     stuck = page.get_by_role("region", name="What is wrong now")
     expect(stuck.get_by_role("link", name=f"Transaction {short_id(life.open)}", exact=True)).to_be_visible()
-    expect(stuck).to_contain_text("holds back the readers")
+    expect(stuck).to_contain_text("holds back what it has written")
     expect(page.get_by_role("img", name=re.compile("Messages per second, the last 15 minutes"))).to_be_visible()

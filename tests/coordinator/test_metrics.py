@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from coordinator import ages
 from coordinator import survey as module
 from coordinator.batches import TOGETHER
 from coordinator.service import CoordinatorService
@@ -222,8 +223,9 @@ async def test_a_failed_survey_leaves_what_was_found(
 
 async def test_counting_ends_at_a_bound(scraped: Scraped, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store with millions of operations is not read whole for a metric."""
-    monkeypatch.setattr(module, "MAX_COUNTED", 20)
-    monkeypatch.setattr(module, "_PAGE", 10)
+    for each in (ages, module):
+        monkeypatch.setattr(each, "MAX_COUNTED", 20)
+        monkeypatch.setattr(each, "PAGE", 10)
     for _ in range(45):
         await begin(scraped)
     await scraped.service.survey.look_once()
@@ -233,7 +235,7 @@ async def test_counting_ends_at_a_bound(scraped: Scraped, monkeypatch: pytest.Mo
 async def test_transaction_keys(scraped: Scraped, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transaction-key proposal: count, epoch, age; with labels only for a bounded number of keys."""
     monkeypatch.setattr(module, "MAX_LABELLED_KEYS", 2)
-    monkeypatch.setattr(module, "_PAGE", 2)
+    monkeypatch.setattr(module, "PAGE", 2)
     for key in ("a", "b", "c", "d", "gone"):
         for _ in range(3 if key == "d" else 1):
             await scraped.http.post(f"/v1/transaction-keys/{key}/connect", json={"epoch": -1, "owner": "billing"})

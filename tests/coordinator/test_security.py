@@ -80,6 +80,7 @@ async def test_b13_the_owner_ends_what_it_began_and_so_does_a_superuser(callers:
                 assert answer.status_code == 200, answer.text
             answer = await callers[ender].coordinator.post(f"/v1/txns/{txn}/{verb}")
             assert answer.status_code == 200 and answer.json()["owner"] == "ada"
+            assert answer.json()["ended_by"] == ender
 
 
 async def test_b14_another_principal_changes_nothing_and_the_owner_goes_on(callers: dict[str, Caller]) -> None:
@@ -293,6 +294,7 @@ async def test_a_prepared_transaction_is_aborted_by_force_by_an_administrator_on
             else root.post(f"/v1/txns/{txn}/abort", json={"force": True})
         )
         assert answer.json()["state"] == "ABORTED"
+        assert (await ada.get(f"/v1/txns/{txn}")).json()["ended_by"] == ("ada" if owner_ends else "root")
 
 
 async def test_without_configuration_only_this_machine_may_connect() -> None:

@@ -112,7 +112,7 @@ async def fill(store: MetadataStore) -> None:
     for counter, txn_id in enumerate((OPEN, KEPT_ALIVE, PREPARED, KEYED, COMMITTED, ABORTED)):
         await write(store, txn_id, counter, SEGMENTS[counter % 2])
     for txn_id in (KEPT_ALIVE, PREPARED):
-        await store.apply((await read(store, txn_id)).keep_alive(store.batch(), 2_000))
+        await store.apply((await read(store, txn_id)).keep_alive(store.batch(), 2_000, 1_500))
     await store.apply((await read(store, KEPT_ALIVE)).remember_writers(store.batch(), ("w",)))
     await store.apply((await read(store, PREPARED)).prepare(store.batch(), Prepared(prepared_ms=5, deadline_ms=9_000)))
     await decide(store, COMMITTED, TxnState.COMMITTED, ("w", "x"))
@@ -535,7 +535,7 @@ async def _live(store: MetadataStore, worker: int) -> None:
         await begin_open(store, txn_id)
         for counter in range(3):
             await write(store, txn_id, counter)
-            await store.apply((await read(store, txn_id)).keep_alive(store.batch(), 2_000 + counter))
+            await store.apply((await read(store, txn_id)).keep_alive(store.batch(), 2_000 + counter, 1_500))
         await decide(store, txn_id, TxnState.COMMITTED)
         for record in (await store.scan(paths.ops_of_transaction(txn_id))).records:
             await store.apply(store.batch().remove(record))

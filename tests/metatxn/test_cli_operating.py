@@ -99,6 +99,8 @@ def test_the_story_of_a_transaction(
     short = short_id(txn_id)
     kept = ask("txn", "keep-alive", short, "--timeout", "2h")
     assert kept["deadline_ms"] - kept["created_ms"] >= 7_200_000
+    events = {each["event"]: each for each in ask("txn", "show", short)["timeline"]}
+    assert events["kept alive"]["at_ms"] >= kept["created_ms"]
     ask("subscription", "create", topic, "s")
     ask("topic", "consume", topic, "--subscription", "s", "--txn", short)
     prepared = ask("txn", "prepare", short, "--timeout", "3h")
@@ -139,7 +141,7 @@ def test_the_records_of_a_transaction_as_they_stand_in_the_store(
     shown = ask("txn", "show", txn_id, "--records")
     header, lease, operation = shown["records"]
     assert (header["key"], header["version"]) == (f"/txn/{txn_id}", shown["revision"])
-    assert header["value"]["state"] == "OPEN" and lease["value"] == {"deadline_ms": shown["deadline_ms"]}
+    assert header["value"]["state"] == "OPEN" and lease["value"]["deadline_ms"] == shown["deadline_ms"]
     assert operation["value"]["segment"] == segment
     assert (
         header["command"] == f"sqlite3 -readonly metadata.db \"SELECT value FROM records WHERE key = '/txn/{txn_id}'\""
@@ -353,6 +355,8 @@ def test_what_is_left_after_a_decision_is_named_by_segment() -> None:
     assert found[1].what == "by timeout"
     taken_over = header.model_copy(update={"expired_by": "fencing", "reason": "epoch 1 took over"})
     assert timeline(taken_over, [])[1].what == "by fencing: epoch 1 took over"
+    by_ada = header.model_copy(update={"expired_by": None, "ended_by": "ada"})
+    assert timeline(by_ada, [])[1].what == "by ada"
 
 
 def test_the_page_shows_what_is_printed() -> None:

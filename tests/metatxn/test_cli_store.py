@@ -215,3 +215,6 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     assert "file:///directory" in error_line(run_here(*backup[:-1], str(tmp_path / "backups")))
     assert "--to" in error_line(run_here("backup")) and "--data-dir" in error_line(run_here(*restore[:5]))
     assert "there is no backup 7 here" in error_line(run_here(*restore, "--backup", "7"))
+    typed = tmp_path / "bakups"
+    assert "there is no directory" in error_line(run_here("backup", "list", "--from", f"file://{typed}"))
+    assert not typed.exists()

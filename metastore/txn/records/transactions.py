@@ -18,7 +18,8 @@ class Header(JsonRecord):
 
     `timeout_ms` is the absolute deadline given at begin; a keep-alive or a prepare moves the deadline in a record of
     its own, because the header must stay at its first version while it is OPEN. `writers`, once COMMITTED, is the list
-    of writers that count (None: all of them; empty: only operations without a writer).
+    of writers that count (None: all of them; empty: only operations without a writer). `ended_by` is the principal that
+    requested the decision, if it was authenticated.
     """
 
     state: TxnState
@@ -32,12 +33,13 @@ class Header(JsonRecord):
     writers: tuple[str, ...] | None = None
     reason: str | None = None
     expired_by: ExpiredBy | None = None
+    ended_by: str | None = None
     properties: dict[str, str] | None = None
 
     @property
     def as_begun(self) -> Header:
         """The header as it was before the decision."""
-        decided = dict.fromkeys(("finalized_ms", "writers", "reason", "expired_by"))
+        decided = dict.fromkeys(("finalized_ms", "writers", "reason", "expired_by", "ended_by"))
         return self.model_copy(update={"state": TxnState.OPEN, **decided})
 
     @classmethod
@@ -53,9 +55,14 @@ class Header(JsonRecord):
 
 
 class Lease(JsonRecord):
-    """`/txn-lease/<txnId>`: exists only after a keep-alive; its deadline replaces the header's."""
+    """`/txn-lease/<txnId>`: exists only after a keep-alive; its deadline replaces the header's.
+
+    `renewals` is the number of keep-alives, and `renewed_ms` the time of the last one.
+    """
 
     deadline_ms: int
+    renewed_ms: int | None = None
+    renewals: int | None = None
 
 
 class Prepared(JsonRecord):

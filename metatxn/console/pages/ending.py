@@ -37,7 +37,7 @@ async def commit_transaction(visit: Visit, form: SentForm) -> MadeChange:
 async def abort_transaction(visit: Visit, form: SentForm) -> MadeChange:
     """The page that asked for it says what came of it: that of the transaction, or a list."""
     txn_id = _id_of(visit)
-    await _abort(visit, txn_id, _reason(visit, form), force=form.get("force") == "yes")
+    await _abort(visit, txn_id, _reason(form), force=form.get("force") == "yes")
     return MadeChange(f"Transaction {short_id(txn_id)} is aborted.", visit.here)
 
 
@@ -46,7 +46,7 @@ async def abort_chosen(visit: Visit, form: SentForm) -> MadeChange:
     chosen = list(dict.fromkeys(form.every("txn")))
     if not 0 < len(chosen) <= MOST_CHOSEN:
         raise metatxn.InvalidArgument(f"txn: choose between 1 and {MOST_CHOSEN} transactions", field="txn")
-    reason = _reason(visit, form)
+    reason = _reason(form)
     results = await asyncio.gather(*(_result(visit, txn_id, reason) for txn_id in chosen))
     failed = [error for error in results if error is not None]
     if len(failed) == len(chosen):
@@ -71,10 +71,9 @@ async def _abort(visit: Visit, txn_id: str, reason: str, *, force: bool) -> None
         await visit.client.attach(txn_id).abort(reason, force=force)
 
 
-def _reason(visit: Visit, form: SentForm) -> str:
-    """What everybody reads who wonders why it was aborted. Without one it says who has done it."""
-    by = f" by {visit.access.principal}" if visit.access.principal else ""
-    return form.get("reason", "").strip() or f"aborted in the console{by}"
+def _reason(form: SentForm) -> str:
+    """What everybody reads who wonders why it was aborted."""
+    return form.get("reason", "").strip() or "aborted in the console"
 
 
 def _id_of(visit: Visit) -> str:

@@ -35,7 +35,12 @@
   document.addEventListener("htmx:sse:after:connection", () => connection(false));
   document.addEventListener("htmx:error", (failed) => failed.detail.ctx && askAgain(failed.detail.ctx.sourceElement));
   document.addEventListener("htmx:before:response", (answered) => {
-    if (!answered.detail.ctx.response.raw.ok) {
+    const { raw } = answered.detail.ctx.response;
+    if (raw.redirected) {
+      // Only to the page on which to sign in: the token is not accepted any more.
+      answered.preventDefault();
+      location.reload();
+    } else if (!raw.ok) {
       answered.preventDefault();
       askAgain(answered.detail.ctx.sourceElement);
     }

@@ -93,7 +93,7 @@ class Worker:
         batch, deadline_ms = self._store.batch(), self._dice.randrange(2_000)
         match self._dice.randrange(5):
             case 0:
-                records.keep_alive(batch, deadline_ms)
+                records.keep_alive(batch, deadline_ms, 1_500)
             case 1:
                 records.prepare(batch, Prepared(prepared_ms=1, deadline_ms=deadline_ms))
             case 2:

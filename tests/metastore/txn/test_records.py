@@ -51,7 +51,7 @@ SAMPLES: list[JsonRecord] = [
         expired_by=ExpiredBy.TIMEOUT,
         properties={"a": "b"},
     ),
-    Lease(deadline_ms=5),
+    Lease(deadline_ms=5, renewed_ms=3, renewals=2),
     Prepared(prepared_ms=1, deadline_ms=2),
     RememberedWriters(writers=()),
     WriteOp(segment="segment://t/n/x/0-1-0", after="1:2", count=3, writer="w", sequence=4),

@@ -38,7 +38,7 @@ def abort(records: TransactionRecords, batch: Batch) -> Batch:
 
 
 def keep_alive(records: TransactionRecords, batch: Batch) -> Batch:
-    return records.keep_alive(batch, 2_000)
+    return records.keep_alive(batch, 2_000, 1_500)
 
 
 def prepare(records: TransactionRecords, batch: Batch) -> Batch:
@@ -178,16 +178,16 @@ async def test_nothing_enters_after_prepare(store: MetadataStore, late: Step) ->
 async def test_of_two_keep_alives_one_loses(store: MetadataStore) -> None:
     for _ in range(2):
         records = await read(store)
-        await store.apply(records.keep_alive(store.batch(), records.deadline_ms + 1))
+        await store.apply(records.keep_alive(store.batch(), records.deadline_ms + 1, 1_500))
         with pytest.raises(CheckFailed):
-            await store.apply(records.keep_alive(store.batch(), records.deadline_ms + 7))
+            await store.apply(records.keep_alive(store.batch(), records.deadline_ms + 7, 1_500))
         await assert_indexes_tell_the_truth(store)
     assert (await read(store)).deadline_ms == 1_002
 
 
 async def test_a_keep_alive_can_bring_the_deadline_back(store: MetadataStore) -> None:
     for deadline_ms in (2_000, 1_000, 1_000, 500):
-        await store.apply((await read(store)).keep_alive(store.batch(), deadline_ms))
+        await store.apply((await read(store)).keep_alive(store.batch(), deadline_ms, 1_500))
         assert (await read(store)).deadline_ms == deadline_ms
         await assert_indexes_tell_the_truth(store)
 

@@ -283,8 +283,8 @@ COORDINATOR = (
         "a prepared transaction takes no keep-alive",
         "metastore/txn/store.py",
         "        batch.check(FirstVersion(self.header_record.key), Absent(paths.prepared(self.txn_id)))\n"
-        "        value = Lease",
-        "        batch.check(FirstVersion(self.header_record.key))\n        value = Lease",
+        "        before = Lease",
+        "        batch.check(FirstVersion(self.header_record.key))\n        before = Lease",
         tests=("tests/metastore/txn/test_transactions.py::test_nothing_enters_after_prepare",),
     ),
     Mutant(
