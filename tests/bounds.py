@@ -140,7 +140,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "participants.segment.compacting: _KEY_BYTES",
         "metatxn.wire.frames: MAX_FRAME_BYTES MAX_HEADER_BYTES MAX_NAME_BYTES MIN_FRAME_BYTES _TXN_BYTES",
         "metatxn.wire.frames: MAX_PAYLOAD_BYTES",
-        "metatxn.wire.record_batches: MAX_RECORDS_BYTES",
+        "metatxn.wire.record_batches: MAX_RECORDS_BYTES MAX_HEADERS MAX_JSON_BYTES",
         "metatxn.wire.arrow_sizes: MAX_TABLE_BYTES ROW_BYTES _PREFIX_BYTES",
         "metatxn.outgoing: RECORD_BYTES",
         "metatxn.wire.pulsar_entries: MAX_UNPACKED_BYTES",

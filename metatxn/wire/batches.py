@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
-from metatxn.wire.record_batches import HEADER, decode_columns, decoded_varint, encoded_varint, finished_batch, text_of
+from metatxn.wire.record_batches import (
+    HEADER,
+    MAX_JSON_BYTES,
+    decode_columns,
+    decoded_varint,
+    encoded_varint,
+    finished_batch,
+    text_of,
+)
 
 BYTES, JSON = 0, 1
 """The attributes of a record."""
@@ -119,9 +127,7 @@ def has_delivery_times(payload: bytes | memoryview) -> bool:
 def unpack_batch(payload: bytes | memoryview, count: int) -> MessageColumns:
     """The messages of an entry that counts as so many. If it cannot be read, each has a property that says why."""
     try:
-        flags, times, raw_keys, values, headers = decode_columns(payload)
-        if len(values) != count:
-            raise ValueError(f"the batch has {len(values)} records, and counts as {count}")
+        flags, times, raw_keys, values, headers = decode_columns(payload, count)
     except ValueError as error:
         unreadable = {UNREADABLE: str(error)}
         nothing = [None] * count
@@ -141,7 +147,10 @@ def _values(flags: Sequence[int], values: Sequence[bytes | None]) -> list[Any]:
 
 
 def _parsed(texts: list[bytes]) -> list[Any]:
-    """The values of JSON texts, which are parsed as one list. A text that is not JSON is left as bytes."""
+    """The values of JSON texts, which are parsed as one list. A text that is not JSON is left as bytes, and so are all
+    if they have more than `MAX_JSON_BYTES`."""
+    if sum(map(len, texts)) > MAX_JSON_BYTES:
+        return list(texts)
     try:
         parsed = _LISTS.validate_json(b"[%b]" % b",".join(texts))
         if len(parsed) == len(texts):

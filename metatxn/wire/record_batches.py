@@ -35,6 +35,8 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES
+
 HEADER = struct.Struct(">qiibIhiqqqhii")
 LENGTH_OFFSET = 8
 CRC_OFFSET = 17
@@ -46,6 +48,11 @@ CODECS = range(5)
 """The values of the bits of compression: none, gzip, snappy, lz4, zstd."""
 MAX_RECORDS_BYTES = 64 << 20
 """The most bytes that the records of a batch have once they are decompressed."""
+MAX_HEADERS = 1_000_000
+"""The most headers of all records of a batch. One of two bytes takes 150 in memory."""
+MAX_JSON_BYTES = MAX_PAYLOAD_BYTES
+"""JSON values of a batch that are longer together are left as bytes. Each byte of a list of lists takes 25 in memory,
+so compression must not make more of it than fits into an entry."""
 CONTENT_TYPE, JSON_TYPE = "content-type", "application/json"
 """The header of a record whose value is JSON: what was published as a JSON value, and not as bytes."""
 _XERIAL = b"\x82SNAPPY\x00"
@@ -58,15 +65,15 @@ class KafkaRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int = 0
 
-    def body(self) -> dict[str, Any]:
+    def body(self, *, parsed: bool = True) -> dict[str, Any]:
         """The record as a message of ours: `key`, `value` or `value_base64` as bytes under `raw`, and `properties`.
 
-        A value is JSON if its header says so, and otherwise bytes. A key or a header that is not UTF-8 is shown with
-        escapes.
+        A value is JSON if its header says so and it is to be `parsed`, and otherwise bytes. A key or a header that is
+        not UTF-8 is shown with escapes.
         """
         properties = self.properties
         body: dict[str, Any] = {"key": self.key_text, "properties": properties}
-        if self.value is not None and properties.get(CONTENT_TYPE) == JSON_TYPE:
+        if parsed and self.value is not None and properties.get(CONTENT_TYPE) == JSON_TYPE:
             try:
                 return body | {"value": json.loads(self.value)}
             except (ValueError, RecursionError):
@@ -95,10 +102,12 @@ class Columns(NamedTuple):
     headers: list[RecordHeaders]
 
 
-def decode_columns(batch: bytes | memoryview) -> Columns:
-    """The records of a batch whose checksum was checked before. Raises `ValueError` if they cannot be read."""
+def decode_columns(batch: bytes | memoryview, count: int | None = None) -> Columns:
+    """The records of a batch whose checksum was checked before. Raises `ValueError` if they cannot be read, or are not
+    as many as the entry counts, which has a bound."""
     view = memoryview(batch)
     try:
+        _check_count(view, count)
         fields = HEADER.unpack_from(view)
         data = bytes(_decompressed(view[HEADER.size :], fields[5] & COMPRESSION))
         return _columns(data, fields[12], fields[7])
@@ -106,29 +115,35 @@ def decode_columns(batch: bytes | memoryview) -> Columns:
         raise ValueError(f"the records of a batch cannot be read: {error}") from error
 
 
-def decode_records(batch: bytes | memoryview) -> list[KafkaRecord]:
+def decode_records(batch: bytes | memoryview, count: int | None = None) -> list[KafkaRecord]:
     """Like `decode_columns`, record by record. Those of a control batch have no content."""
     if len(batch) >= HEADER.size and HEADER.unpack_from(batch)[5] & CONTROL:
+        _check_count(batch, count)
         return [KafkaRecord(None, None)] * HEADER.unpack_from(batch)[12]
-    _, times_ms, keys, values, headers = decode_columns(batch)
+    _, times_ms, keys, values, headers = decode_columns(batch, count)
     return list(map(KafkaRecord, keys, values, headers, times_ms))
 
 
 def bodies_of(batch: bytes | memoryview, count: int) -> list[dict[str, Any]]:
     """See `KafkaRecord.body` and `records_of`."""
-    return [record.body() for record in records_of(batch, count)]
+    records = records_of(batch, count)
+    parsed = sum(len(record.value or b"") for record in records) <= MAX_JSON_BYTES
+    return [record.body(parsed=parsed) for record in records]
 
 
 def records_of(batch: bytes | memoryview, count: int) -> list[KafkaRecord]:
     """The records of a batch. If it cannot be read, `count` records without a value, which have a header that says
     why."""
     try:
-        records = decode_records(batch)
-        if len(records) != count:
-            raise ValueError(f"the batch has {len(records)} records, and counts as {count}")
+        return decode_records(batch, count)
     except ValueError as error:
         return [KafkaRecord(None, None, (("metatxn.unreadable", str(error).encode()),))] * count
-    return records
+
+
+def _check_count(batch: bytes | memoryview, count: int | None) -> None:
+    records = HEADER.unpack_from(batch)[12]
+    if count not in (None, records):
+        raise ValueError(f"the batch has {records} records, and counts as {count}")
 
 
 def text_of(raw: bytes) -> str:
@@ -144,6 +159,7 @@ def _columns(data: bytes, number: int, base_ms: int) -> Columns:
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     headers: list[RecordHeaders] = []
+    most_headers = MAX_HEADERS
     at = 0
     for _ in range(number):
         size = data[at]
@@ -186,7 +202,8 @@ def _columns(data: bytes, number: int, base_ms: int) -> Columns:
             values.append(data[at : at + (size >> 1)])
             at += size >> 1
         if data[at]:
-            some, at = _headers(data, at)
+            some, at = _headers(data, at, most_headers)
+            most_headers -= len(some)
             headers.append(some)
         else:
             headers.append(())
@@ -196,8 +213,10 @@ def _columns(data: bytes, number: int, base_ms: int) -> Columns:
     return Columns(attributes, times_ms, keys, values, headers)
 
 
-def _headers(data: bytes, at: int) -> tuple[RecordHeaders, int]:
+def _headers(data: bytes, at: int, most: int) -> tuple[RecordHeaders, int]:
     number, at = decoded_varint(data, at)
+    if number > most:
+        raise ValueError(f"the records of a batch have more than {MAX_HEADERS} headers")
     found = []
     for _ in range(number):
         name, at = _bytes(data, at)
@@ -281,19 +300,19 @@ def _decompressed(data: memoryview, compression: int) -> memoryview:
 def _unsnapped(data: memoryview) -> bytes:
     """One block, or many blocks in the frame that Java's clients write: each behind its length, after 16 bytes."""
     if bytes(data[:8]) != _XERIAL:
-        return _snappy_block(data)
+        return _snappy_block(data, MAX_RECORDS_BYTES)
     at, parts, left = 16, [], MAX_RECORDS_BYTES
     while at < len(data):
         (size,) = struct.unpack_from(">i", data, at)
-        parts.append(_snappy_block(data[at + 4 : at + 4 + size]))
-        left -= len(parts[-1])
-        if size <= 0 or left < 0:
+        if size <= 0:
             raise ValueError("a block of compressed records has an impossible size")
+        parts.append(_snappy_block(data[at + 4 : at + 4 + size], left))
+        left -= len(parts[-1])
         at += 4 + size
     return b"".join(parts)
 
 
-def _snappy_block(block: memoryview) -> bytes:
+def _snappy_block(block: memoryview, most_bytes: int) -> bytes:
     import pyarrow as pa
 
     size = shift = at = 0
@@ -302,7 +321,7 @@ def _snappy_block(block: memoryview) -> bytes:
         if block[at] < 0x80:
             break
         at, shift = at + 1, shift + 7
-    if size > MAX_RECORDS_BYTES:
+    if size > most_bytes:
         raise ValueError(f"the records of a batch have more than {MAX_RECORDS_BYTES} bytes")
     unpacked: bytes = pa.Codec("snappy").decompress(block, size, asbytes=True)
     return unpacked

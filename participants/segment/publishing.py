@@ -25,6 +25,7 @@ from metastore.txn.records.transactions import Header
 from metastore.txn.store import put_write_op
 from metastore.types import FirstVersion, Record
 from metatxn.wire import errors
+from metatxn.wire.broker import MAX_ENTRY_MESSAGES
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
@@ -88,11 +89,7 @@ class Publisher:
         """
         self._segment.assert_serving()
         self._assert_format(entry)
-        if entry.size > MAX_PAYLOAD_BYTES:
-            raise errors.PayloadTooLarge(
-                f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
-                limit_bytes=MAX_PAYLOAD_BYTES,
-            )
+        _assert_within_bounds(entry)
         if not self.admission.admits(entry):
             await self.admission.look_again(entry)
             self._segment.assert_serving()
@@ -418,3 +415,18 @@ class Publisher:
         if header is not None and self._segment.buffer.get(transaction.txn_id) is transaction:
             self._segment.decide(transaction, Decision(header))
         return refusal(transaction.txn_id, header)
+
+
+def _assert_within_bounds(entry: Entry) -> None:
+    """Readers make as many messages as an entry counts, also of one that they cannot read, so whoever sends it must not
+    count more than it may have. A table was decoded before, and opaque bytes are one message, whatever they count."""
+    if entry.size > MAX_PAYLOAD_BYTES:
+        raise errors.PayloadTooLarge(
+            f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",
+            limit_bytes=MAX_PAYLOAD_BYTES,
+        )
+    if entry.count > MAX_ENTRY_MESSAGES and entry.kind not in (PayloadKind.ARROW, PayloadKind.BYTES):
+        raise errors.PayloadTooLarge(
+            f"an entry holds at most {MAX_ENTRY_MESSAGES} messages, and this one counts {entry.count}",
+            action="Send fewer messages in each entry.",
+        )

@@ -6,12 +6,12 @@ import base64
 import json
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 from crc32c import crc32c
@@ -38,8 +38,8 @@ from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, pa
 from metatxn.wire.pages import PageHead, PagePart, decode_page, encode_head
 from metatxn.wire.position import Position
 from metatxn.wire.pulsar_entries import decode_pulsar, pulsar_bodies
+from metatxn.wire.record_batches import CODECS, bodies_of, finished_batch
 from metatxn.wire.record_batches import HEADER as HEADER_OF_BATCH
-from metatxn.wire.record_batches import finished_batch
 from metatxn_gateways.listener import MalformedRequest
 from metatxn_gateways.pulsar.commands import TYPES, command, read_command
 from metatxn_gateways.pulsar.entries import ChecksumMismatch, metadata_of
@@ -250,6 +250,30 @@ def check_batch_of_messages(data: bytes) -> None:
             assert {len(column) for column in unpack_batch(raw, count)} == {count}
 
 
+def check_records(data: bytes) -> None:
+    """As it is, and with each codec. Whatever is in it, it has as many messages as its entry counts."""
+    batches = [data]
+    if len(data) >= HEADER_OF_BATCH.size:
+        head, body = HEADER_OF_BATCH.unpack_from(data), data[HEADER_OF_BATCH.size :]
+        batches += [HEADER_OF_BATCH.pack(*head[:5], codec, *head[6:]) + body for codec in CODECS]
+    for raw in batches:
+        assert len(bodies_of(raw, 2)) == 2
+
+
+def compressed_records() -> Iterator[bytes]:
+    """A batch of two, in each codec."""
+    batch = pack_batch([packed_message({"n": [1.5, None]}, "k", {"p": "x"}), packed_message(b"x" * 40, None, None)])[0]
+    head, body = HEADER_OF_BATCH.unpack_from(batch), batch[HEADER_OF_BATCH.size :]
+    names: dict[int, Literal["gzip", "lz4", "zstd"]] = {1: "gzip", 3: "lz4", 4: "zstd"}
+    yield batch
+    yield HEADER_OF_BATCH.pack(*head[:5], 2, *head[6:]) + bytes(pa.Codec("snappy").compress(body, asbytes=True))
+    for codec, name in names.items():
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, name) as stream:
+            stream.write(body)
+        yield HEADER_OF_BATCH.pack(*head[:5], codec, *head[6:]) + sink.getvalue().to_pybytes()
+
+
 def check_arrow(data: bytes) -> None:
     """A size in it may be any number, so it may also be too large."""
     with suppress(errors.InvalidArgument, errors.PayloadTooLarge):
@@ -437,6 +461,7 @@ TARGETS: Mapping[str, Target] = {
     "messages": Target(check_messages, [json.dumps([{"key": "k", "value": {"n": [1.5, None]}}]).encode()]),
     "pages of topics": Target(check_page, [good_page()]),
     "batches": Target(check_batch_of_messages, [pack_batch([packed_message({"n": [1.5, None]}, "k", {"p": "x"})])[0]]),
+    "compressed batches": Target(check_records, list(compressed_records())),
     "Arrow streams": Target(check_arrow, [arrow_stream()]),
     "authorization": Target(check_authorization, [b"mtx_0000000000000000_0", b"Bearer a.b.c", b"e30.e30.e30"]),
     "token files": Target(check_token_file, [create_token("somebody", topics={"a/*": "consume"})[1].encode()]),

@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 import structlog
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kio.serial import entity_writer
 
+from metatxn.wire.broker import MAX_ENTRY_MESSAGES
 from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.position import Position
 from metatxn.wire.record_batches import HEADER, KafkaRecord, decode_records
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.codes import KafkaCode
@@ -164,6 +167,27 @@ def test_what_is_no_batch_of_a_producer_is_refused() -> None:
     assert code(good + good) is code(good[:-1]) is KafkaCode.INVALID_RECORD
     assert code(batch(b"a", attributes=0x20)) is code(batch(b"a", attributes=5)) is KafkaCode.INVALID_RECORD
     assert code(good[:16] + b"\1" + good[17:]) is KafkaCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
+async def test_a_batch_that_counts_too_many_records_is_refused_unseen(gateway: Gateway) -> None:
+    """Whoever reads it makes as many messages, whatever is in it. A client whose batch has so many divides it."""
+    await gateway.create("t")
+    for count in (MAX_ENTRY_MESSAGES + 1, (1 << 31) - 1):
+        assert await produced(gateway, 8, counting(count)) == (KafkaCode.MESSAGE_TOO_LARGE, -1)
+    assert await produced(gateway, 8, counting(MAX_ENTRY_MESSAGES)) == (KafkaCode.NONE, 0)
+    assert await produced(gateway, 8, batch(b"a")) == (KafkaCode.NONE, MAX_ENTRY_MESSAGES)
+    (segment,) = gateway.broker.served.values()
+    page = await segment.reader.read_committed(Position(0, -1), 1 << 20)
+    assert [frame.count for frame in page.frames] == [MAX_ENTRY_MESSAGES, 1]
+
+
+def counting(count: int) -> bytes:
+    """A batch of one record that counts as so many."""
+    draft = bytearray(batch(b"a"))
+    struct.pack_into(">i", draft, 23, count - 1)
+    struct.pack_into(">i", draft, 57, count)
+    struct.pack_into(">I", draft, 17, crc32c(draft[21:]))
+    return bytes(draft)
 
 
 def test_a_cover_is_a_whole_batch() -> None:

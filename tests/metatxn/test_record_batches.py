@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import gzip
 import struct
+import tracemalloc
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metatxn.wire.record_batches import HEADER, KafkaRecord, bodies_of, decode_records
+from metatxn.wire import batches, record_batches
+from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
+from metatxn.wire.record_batches import CONTROL, HEADER, KafkaRecord, bodies_of, decode_records
 from participants.messages.batches import encode_batch
 
 RECORDS = [
@@ -66,6 +69,57 @@ def test_a_batch_that_cannot_be_read_has_as_many_messages_as_it_counts() -> None
         found = bodies_of(broken, count)
         assert len(found) == count
         assert all(each["value"] is None and "metatxn.unreadable" in each["properties"] for each in found)
+
+
+@pytest.mark.parametrize("compression", [1, 2, 3, 4])
+def test_a_batch_that_becomes_too_large_is_not_decompressed_to_its_end(
+    compression: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros that would be 64 MiB; the bound is one, and memory for hardly more than that is asked for."""
+    monkeypatch.setattr(record_batches, "MAX_RECORDS_BYTES", 1 << 20)
+    bomb = compressed(encode_batch([KafkaRecord(None, bytes(64 << 20))]), compression)
+    tracemalloc.start()
+    (found,) = bodies_of(bomb, 1)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found["properties"]["metatxn.unreadable"].startswith("the records of a batch have more than 1048576 bytes")
+    assert most_bytes < 8 << 20
+
+
+def test_no_record_is_made_of_a_batch_that_has_more_than_its_entry_counts() -> None:
+    fields = list(HEADER.unpack_from(encode_batch(RECORDS)))
+    fields[12] = (1 << 31) - 1
+    (found, _) = bodies_of(HEADER.pack(*fields), 2)
+    assert found["properties"] == {"metatxn.unreadable": "the batch has 2147483647 records, and counts as 2"}
+    (named, _) = unpack_batch(HEADER.pack(*fields), 2).properties
+    assert named == found["properties"]
+    fields[5] = CONTROL
+    assert bodies_of(HEADER.pack(*fields), 2)[0] == found
+
+
+def test_the_headers_of_a_batch_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = encode_batch([KafkaRecord(None, b"v", (("h", None),) * 5)] * 3)
+    monkeypatch.setattr(record_batches, "MAX_HEADERS", 15)
+    assert len(decode_records(batch)) == 3
+    monkeypatch.setattr(record_batches, "MAX_HEADERS", 14)
+    with pytest.raises(ValueError, match="more than 14 headers"):
+        decode_records(batch)
+
+
+def test_json_that_is_too_long_is_left_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    json = (("content-type", b"application/json"),)
+    batch = encode_batch([KafkaRecord(None, b"[[],[]]", json), KafkaRecord(None, b"[]", json)])
+    packed, _ = pack_batch([packed_message([[], []], None, None), packed_message([], None, None)])
+    for most, kafka, ours in (
+        (9, [{"value": [[], []]}, {"value": []}], [[[], []], []]),
+        (8, [{"raw": b"[[],[]]"}, {"raw": b"[]"}], [b"[[],[]]", b"[]"]),
+    ):
+        monkeypatch.setattr(record_batches, "MAX_JSON_BYTES", most)
+        monkeypatch.setattr(batches, "MAX_JSON_BYTES", most)
+        assert [
+            {name: body[name] for name in body if name in ("value", "raw")} for body in bodies_of(batch, 2)
+        ] == kafka
+        assert unpack_batch(packed, 2).values == ours
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,7 +9,34 @@ _WIRE = "metatxn/wire/batches.py"
 _TEST = "tests/participants/api/test_batches.py"
 _TEST_WIRE = "tests/metatxn/test_batches.py"
 
+_RECORDS = "metatxn/wire/record_batches.py"
+_TEST_RECORDS = "tests/metatxn/test_record_batches.py"
+
 BATCHES = (
+    Mutant(
+        "compressed-records-without-a-bound",
+        "11: compressed records are not decompressed beyond their bound",
+        _RECORDS,
+        "        unpacked = stream.read(MAX_RECORDS_BYTES + 1)\n",
+        "        unpacked = stream.read()\n",
+        tests=(f"{_TEST_RECORDS}::test_a_batch_that_becomes_too_large_is_not_decompressed_to_its_end",),
+    ),
+    Mutant(
+        "headers-of-each-record-alone",
+        "11: the headers of a batch have a bound together",
+        _RECORDS,
+        "            most_headers -= len(some)\n",
+        "",
+        tests=(f"{_TEST_RECORDS}::test_the_headers_of_a_batch_have_a_bound_together",),
+    ),
+    Mutant(
+        "json-as-long-as-it-becomes",
+        "11: JSON of a batch that is longer than an entry is left as bytes",
+        _WIRE,
+        "    if sum(map(len, texts)) > MAX_JSON_BYTES:\n",
+        "    if False:\n",
+        tests=(f"{_TEST_RECORDS}::test_json_that_is_too_long_is_left_as_bytes",),
+    ),
     Mutant(
         "batch-damaged-on-its-way",
         "a batch is accepted only if it matches its checksum",
@@ -101,9 +128,9 @@ BATCHES = (
     Mutant(
         "batch-with-another-number-of-messages",
         "an entry has as many messages as it counts, whatever its batch holds",
-        _WIRE,
-        "        if len(values) != count:\n",
-        "        if count < 0:\n",
+        _RECORDS,
+        "    if count not in (None, records):\n",
+        "    if count == -1:\n",
         tests=(f"{_TEST_WIRE}::test_a_batch_that_cannot_be_read_has_as_many_messages_as_it_counts",),
     ),
 )

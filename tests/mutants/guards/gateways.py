@@ -18,6 +18,14 @@ _SECURITY = "tests/gateways/test_kafka_security.py"
 
 GATEWAYS = (
     Mutant(
+        "entry-that-counts-what-it-likes",
+        "11: an entry counts at most so many messages as it may have, whoever sent it",
+        "participants/segment/publishing.py",
+        "    if entry.count > MAX_ENTRY_MESSAGES and entry.kind not in (PayloadKind.ARROW, PayloadKind.BYTES):\n",
+        "    if False:\n",
+        tests=(f"{_CALLS}::test_a_batch_that_counts_too_many_records_is_refused_unseen",),
+    ),
+    Mutant(
         "kafka-batch-without-the-right",
         "a batch of a client of Kafka's needs the right produce on its topic",
         _PRODUCE,

@@ -17,8 +17,9 @@ from metastore.txn.records.operations import WriteOp, decode_op
 from metastore.txn.states import ExpiredBy
 from metastore.types import Batch
 from metatxn.wire import errors
+from metatxn.wire.broker import MAX_ENTRY_MESSAGES
 from metatxn.wire.errors import ErrorCode
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.segment.trimming import trim
@@ -658,6 +659,16 @@ async def test_an_entry_too_large_for_a_frame_is_refused_before_anything_happens
     assert_at_the_floor(segment, node)
     await publish(segment, "next")
     assert await committed(segment) == ["next"]
+
+
+async def test_an_entry_that_counts_too_many_messages_is_refused_whatever_its_kind(world: World) -> None:
+    """But for a table, which was decoded before, and opaque bytes, which are one message whatever they count."""
+    segment = await world.segment()
+    for kind in (PayloadKind.MESSAGES, PayloadKind.BATCH, PayloadKind.PULSAR):
+        with pytest.raises(errors.PayloadTooLarge, match="100000 messages, and this one counts 2147483647"):
+            await segment.publish(Entry(b"x", kind, (1 << 31) - 1))
+    await segment.publish(Entry(b"x", PayloadKind.ARROW, MAX_ENTRY_MESSAGES + 1))
+    await segment.publish(Entry(b"x", PayloadKind.BYTES, MAX_ENTRY_MESSAGES + 1))
 
 
 async def test_whatever_stops_a_frame_from_being_made_its_pin_goes(world: World) -> None:
