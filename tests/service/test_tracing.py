@@ -20,13 +20,15 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span, use_span
 from starlette.types import Message
 
 from examples.flights.demo import running_dev
 from metatxn.service import tracing
 from metatxn.service.request_metrics import MeasuredRequest
+from metatxn.service.spans import Tracing
 from metatxn.service.tracing import set_up_tracing, trace_store_call, traced_request
 from metatxn.transport import tracing as client_tracing
 from metatxn.transport.api import Answer, Headers, Request
@@ -108,7 +110,7 @@ def test_a_service_is_served_whose_receiver_is_away(tmp_path: Path) -> None:
 
 def test_a_service_continues_the_trace_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the request, and no longer."""
-    monkeypatch.setattr(tracing, "_tracer", TracerProvider().get_tracer("test"))
+    monkeypatch.setattr(tracing, "_tracing", Tracing(SimpleSpanProcessor(InMemorySpanExporter()), sampling=0))
     traced = traced_request({"method": "GET", "path": "/", "headers": [(b"traceparent", TRACEPARENT.encode())]})
     assert traced is not None
     within = get_current_span()
@@ -117,6 +119,21 @@ def test_a_service_continues_the_trace_of_its_client(monkeypatch: pytest.MonkeyP
     traced.end({"method": "GET", "path": "/"}, MeasuredRequest(_sends_nothing, lambda: 0.0))
     assert not get_current_span().get_span_context().is_valid
     assert trace_store_call("apply", 0.001, None) is None
+
+
+async def test_what_an_unsampled_request_asks_for_is_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = InMemorySpanExporter()
+    drawn = iter((0.99, 1.0))
+    traces = Tracing(SimpleSpanProcessor(spans), sampling=1, draw=drawn.__next__)
+    monkeypatch.setattr(tracing, "_tracing", traces)
+    scope = {"method": "GET", "path": "/", "headers": [(b"host", b"localhost")]}
+    for sampled in (True, False):
+        traced = traced_request(scope)
+        assert traced is not None
+        with traces.provider.get_tracer("test").start_as_current_span("asks"):
+            assert (trace_store_call("apply", 0.001, None) is not None) == sampled
+        assert (traced.end(scope, MeasuredRequest(_sends_nothing, lambda: 0.0)) is not None) == sampled
+        assert len(spans.get_finished_spans()) == 3, "the request, what it asks for, and the call of the store"
 
 
 async def _sends_nothing(_: Message) -> None: ...

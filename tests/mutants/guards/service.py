@@ -200,10 +200,26 @@ SERVICE = (
     Mutant(
         "trace-of-the-client-ends",
         "a service continues the trace of its client",
-        "metatxn/service/tracing.py",
+        "metatxn/service/spans.py",
         'tracer.start_span(scope["method"], context=parent,',
         'tracer.start_span(scope["method"],',
         tests=(f"{_TRACES}::test_a_service_continues_the_trace_of_its_client",),
+    ),
+    Mutant(
+        "draws-for-whoever-has-a-trace",
+        "whether a request of a trace is sampled is decided by whoever began it",
+        "metatxn/service/spans.py",
+        "        if sent:\n",
+        "        if sent and self._draw() < self._sampling:\n",
+        tests=(f"{_TRACES}::test_a_service_continues_the_trace_of_its_client",),
+    ),
+    Mutant(
+        "unsampled-request-asks-others-to-sample",
+        "what an unsampled request asks for is not sampled",
+        "metatxn/service/spans.py",
+        "        self._before = attach(_UNSAMPLED)\n",
+        "        self._before = attach(Context())\n",
+        tests=(f"{_TRACES}::test_what_an_unsampled_request_asks_for_is_not_sampled",),
     ),
     Mutant(
         "trace-is-not-sent-on",
