@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from participants.ledger.watermark import Space, Watermark
 from tests.extent import QUICK, is_quick, is_quick_file
 from tests.order import Scheduling, place_of
 
@@ -34,6 +37,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if QUICK and collection_path.name.startswith("test_") and collection_path.is_file():
         return not is_quick_file(collection_path) or None
     return None
+
+
+def pytest_sessionstart() -> None:
+    """Brokers refuse messages when their disk is as full as that, and hundreds of tests fail for it."""
+    disk = shutil.disk_usage(tempfile.gettempdir())
+    watermark = Watermark()
+    watermark.measured(Space(disk.used, disk.used + disk.free))
+    if watermark.refusal is not None:
+        pytest.exit(f"{tempfile.gettempdir()}: {watermark.refusal}", returncode=1)
 
 
 def pytest_configure() -> None:
