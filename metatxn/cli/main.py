@@ -216,11 +216,12 @@ def _sentences(*parts: str) -> str:
 def keep_standard_streams() -> None:
     """Let nothing that is opened later have the number of a standard stream that the caller has closed (`>&-`): libuv
     aborts the process rather than close such a file. What would be printed goes nowhere, as before."""
-    for number in (0, 1, 2):
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            # It takes the lowest number that is free. Python has None in its place, which no command expects.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
 
 
 def main() -> None:

@@ -163,11 +163,12 @@ def agreed(
 
     def effect() -> str:
         now = present().effective
-        parts = []
+        parts, may_drop = [], False
         for name, to in changes.items():
             before, after = getattr(now, name), "what counts without it" if to is None else to
             parts.append(f"{name} from {before.value} ({before.source}) to {after}")
-        lost = "; messages that it does not keep any more are gone for ever" if MAY_DROP & changes.keys() else ""
+            may_drop |= name in MAY_DROP and to != before.value
+        lost = "; messages that it does not keep any more are gone for ever" if may_drop else ""
         return f"change the policy of {about}: {', '.join(parts)}{lost}."
 
     if not consent.dry_run and not MAY_DROP & changes.keys():

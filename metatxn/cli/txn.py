@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -290,7 +291,7 @@ def hanging(
     max_age_ms = one_duration("--older-than", older_than, max_age_ms, DEFAULT_TIMEOUT_MS)
     with session.connect() as client:
         waiting = client.hanging(max_age_ms)
-        found = sorted(itertools.islice(waiting, limit), key=lambda txn: txn.age_ms, reverse=True)
+        found = oldest_first(itertools.islice(waiting, limit))
         more = len(found) == limit and next(waiting, None) is not None
     if session.json:
         print_json(found)
@@ -298,6 +299,11 @@ def hanging(
         print_rows(HANGING_COLUMNS, [row for txn in found for row in hanging_rows(txn)])
     if more:
         print_note(f"there are more than these {limit}; --limit shows more of them.")
+
+
+def oldest_first(found: Iterable[HangingTransaction]) -> list[HangingTransaction]:
+    """By when they began. The ages of two pages are not of the same time, and an earlier release lists by deadline."""
+    return sorted(found, key=lambda txn: (txn.created_ms or 0, txn.txn_id))
 
 
 def txn_row(txn: TransactionHeader) -> tuple[Any, ...]:

@@ -81,6 +81,7 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
             "latest",
         ): "delivered again, and 1 message never",
         ("topic", "set", topic, "--retention-ms", "9"): "retention_ms from -1 (default) to 9; messages that",
+        ("topic", "set", topic, "--retention-ms", "-1"): "retention_ms from -1 (default) to -1.\n",
         ("topic", "set", topic, "--unset", "roll_ms"): "to what counts without it.",
         ("policy", "set", "--cluster", "--ttl-ms", "5"): "the policy of the cluster: ttl_ms from -1",
         ("subscription", "drop", topic, "billing"): "1 message not acknowledged, 0 consumers connected",

@@ -24,10 +24,10 @@ from metatxn.cli import blockers, txn
 from metatxn.cli.main import run
 from metatxn.cli.options import CliError
 from metatxn.cli.times import delivery_time, milliseconds_of
-from metatxn.cli.txn import full_id
+from metatxn.cli.txn import full_id, oldest_first
 from metatxn.timeline import timeline
 from metatxn.wire.broker import OpenTransaction, SegmentDetail
-from metatxn.wire.coordinator import Operation, TransactionHeader
+from metatxn.wire.coordinator import HangingTransaction, Operation, TransactionHeader
 from metatxn.words import short_id, size_text
 from tests.metatxn.command_line import Done, error_line, run_here
 from tests.metatxn.dev_server import COMMAND, DevServer
@@ -248,6 +248,18 @@ def test_streams_that_the_caller_has_closed_are_no_failure() -> None:
     """The connection to the service must not get their numbers: libuv would abort the process."""
     command = shlex.join([*COMMAND, "topic", "list", "--url", "http://127.0.0.1:1"])
     assert subprocess.run(["bash", "-c", f"{command} >&- 2>&- <&-"]).returncode == 1
+    command = shlex.join([*COMMAND, "token", "create", "--name", "ada"])
+    done = subprocess.run(["bash", "-c", f"{command} >&- <&-"], stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_hanging_transactions_of_several_pages_are_in_the_order_in_which_they_began() -> None:
+    """The second page was read 50 ms after the first one, so its transactions were older by that."""
+    pages = [
+        HangingTransaction(txn_id=f"{n:032x}", state="OPEN", created_ms=n, age_ms=100 - n + 50 * (n > 2), touched=[])
+        for n in (1, 2, 3, 4)
+    ]
+    assert oldest_first(pages[::-1]) == pages
 
 
 def test_authorities_may_be_named_after_the_command(cli: Callable[..., Done]) -> None:

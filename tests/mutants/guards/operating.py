@@ -39,6 +39,16 @@ OPERATING = (
         tests=(f"{_TEST_CONSENT}::test_a_script_is_not_asked",),
     ),
     Mutant(
+        "hanging-by-age",
+        "hanging transactions of several pages are listed by when they began",
+        "metatxn/cli/txn.py",
+        "return sorted(found, key=lambda txn: (txn.created_ms or 0, txn.txn_id))",
+        "return sorted(found, key=lambda txn: txn.age_ms, reverse=True)",
+        tests=(
+            "tests/metatxn/test_cli_operating.py::test_hanging_transactions_of_several_pages_are_in_the_order_in_which_they_began",
+        ),
+    ),
+    Mutant(
         "slow-answer-is-skew",
         "the time that an answer took is no difference of clocks",
         "metatxn/cli/doctor.py",
