@@ -101,6 +101,19 @@ def delivery_time_of(entry: bytes | memoryview) -> int | None:
         return None
 
 
+def unpacked_entry_bytes(entry: bytes | memoryview) -> int:
+    """The size of an entry with its payload decompressed, as it says itself, or as it is if it cannot be read. Nobody
+    reads one that says another size than it has."""
+    view = memoryview(entry)
+    try:
+        (size,) = _SIZE.unpack_from(view, CHECKED_FROM)
+        metadata = _fields(_piece(view, METADATA_FROM, size))
+        unpacked = _number(metadata, _UNCOMPRESSED_SIZE) if _number(metadata, _COMPRESSION) else 0
+    except (struct.error, IndexError, ValueError):
+        return len(view)
+    return len(view) + (unpacked if unpacked <= MAX_UNPACKED_BYTES else 0)
+
+
 def pulsar_bodies(entry: bytes | memoryview, count: int) -> list[dict[str, Any]]:
     """See `PulsarMessage.body`. Of an entry that cannot be read, `count` messages without a value that say why."""
     try:

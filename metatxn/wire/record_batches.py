@@ -56,6 +56,7 @@ so compression must not make more of it than fits into an entry."""
 CONTENT_TYPE, JSON_TYPE = "content-type", "application/json"
 """The header of a record whose value is JSON: what was published as a JSON value, and not as bytes."""
 _XERIAL = b"\x82SNAPPY\x00"
+_DAMAGE = (struct.error, IndexError, UnicodeDecodeError, OSError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def decode_columns(batch: bytes | memoryview, count: int | None = None) -> Colum
         fields = HEADER.unpack_from(view)
         data = bytes(_decompressed(view[HEADER.size :], fields[5] & COMPRESSION))
         return _columns(data, fields[12], fields[7])
-    except (struct.error, IndexError, UnicodeDecodeError, OSError, zlib.error) as error:
+    except _DAMAGE as error:
         raise ValueError(f"the records of a batch cannot be read: {error}") from error
 
 
@@ -138,6 +139,16 @@ def records_of(batch: bytes | memoryview, count: int) -> list[KafkaRecord]:
         return decode_records(batch, count)
     except ValueError as error:
         return [KafkaRecord(None, None, (("metatxn.unreadable", str(error).encode()),))] * count
+
+
+def unpacked_batch_bytes(batch: bytes | memoryview) -> int:
+    """The size of a batch with its records decompressed, or as it is if they cannot be."""
+    if len(batch) < HEADER.size or not (compression := HEADER.unpack_from(batch)[5] & COMPRESSION):
+        return len(batch)
+    try:
+        return HEADER.size + len(_decompressed(memoryview(batch)[HEADER.size :], compression))
+    except (ValueError, *_DAMAGE):
+        return len(batch)
 
 
 def _check_count(batch: bytes | memoryview, count: int | None) -> None:

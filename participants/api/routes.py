@@ -82,7 +82,7 @@ from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
 from participants.messages.batches import for_kafka
-from participants.messages.payloads import as_batch, entry_for_all_releases, hashes_of, with_json
+from participants.messages.payloads import as_batch, entry_for_all_releases, hashes_of, read_bytes, with_json
 from participants.messages.topics import segment_not_found
 from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
@@ -394,6 +394,8 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
             )
         except errors.NotFound:
             page = await _page_of_removed(broker, segment, place, isolation, revision)
+        if not batches:
+            page = _within_answer(page)
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
@@ -413,6 +415,16 @@ async def _page_of_removed(
     if isolation == "snapshot" and revision is None:
         revision = await broker.store.current_revision()
     return Page([], place.position if place is not None else removed.end or Position(0, -1), True, revision)
+
+
+def _within_answer(page: Page) -> Page:
+    """The page as far as it has `ANSWER_BYTES` when batches in it are decompressed, but at least one entry."""
+    room = ANSWER_BYTES
+    for number, frame in enumerate(page.frames):
+        room -= read_bytes(frame)
+        if number and room < 0:
+            return replace(page, frames=page.frames[:number], next=page.frames[number - 1].position, end=False)
+    return page
 
 
 def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str], *, batches: bool) -> Response:

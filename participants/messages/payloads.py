@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from metatxn.wire import errors
+from metatxn.wire import errors, pulsar_entries, record_batches
 from metatxn.wire.arrow_sizes import MAX_TABLE_BYTES, TableTooLarge, read_within
 from metatxn.wire.batches import UNREADABLE
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
@@ -132,6 +132,18 @@ def inspect_arrow(payload: bytes) -> ArrowPayload:
 def message_count(entry: Entry) -> int:
     """The number of messages that `read_messages` finds in the entry. Opaque bytes are one, whatever their count."""
     return 1 if entry.kind is PayloadKind.BYTES else entry.count
+
+
+def read_bytes(frame: RawFrame) -> int:
+    """The size of an entry for those who read its messages. A page holds as many entries as have its size together, and
+    what is compressed may become a thousand times as large."""
+    match frame.kind:
+        case PayloadKind.KAFKA | PayloadKind.BATCH:
+            return len(frame.data) - frame.size + record_batches.unpacked_batch_bytes(frame.payload)
+        case PayloadKind.PULSAR:
+            return len(frame.data) - frame.size + pulsar_entries.unpacked_entry_bytes(frame.payload)
+        case PayloadKind.BYTES | PayloadKind.ARROW | PayloadKind.MESSAGES:
+            return len(frame.data)
 
 
 def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = None) -> list[ReadMessage]:

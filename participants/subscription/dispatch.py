@@ -277,7 +277,7 @@ class Dispatch:
         size, share, now_s = message_count(frame), share_bytes(frame), asyncio.get_running_loop().time()
         given, consumer = taking.made_of(self._segment.id, Chosen(frame, indexes)), taking.taker.session
         times = [self._deliveries.give(place, size, consumer, now_s) for place in Chosen(frame, indexes).places]
-        self._segment.traffic.went_out(len(times), share * len(times))
+        self._segment.traffic.went_out(len(times), len(frame.data) * len(times) // size)
         self._segment.traffic.redelivered(sum(before > 0 for before in times))
         taking.give(given, times, share)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES, ReadMessage, ReceivedMessage
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.position import Position
-from participants.messages.payloads import message_count, read_messages
+from participants.messages.payloads import message_count, read_bytes, read_messages
 from participants.subscription.places import Place
 
 FIRST_ATTACHED = 1 << 48
@@ -130,5 +130,5 @@ def _received(message: ReadMessage, redelivery_count: int) -> ReceivedMessage:
 
 
 def share_bytes(frame: RawFrame) -> int:
-    """The share that each message has of its entry."""
-    return len(frame.data) // message_count(frame)
+    """The share that each message has of its entry, as its readers have it in memory."""
+    return read_bytes(frame) // message_count(frame)

@@ -26,7 +26,7 @@ from metastore.types import Revision
 from metatxn.wire.broker import Isolation, ReadMessage
 from metatxn.wire.names import BrowseToken
 from metatxn.wire.position import Position
-from participants.messages.payloads import keyed, message_count, read_messages
+from participants.messages.payloads import keyed, message_count, read_bytes, read_messages
 from participants.messages.pieces import in_turns
 from participants.segment.segment import Segment
 from participants.topic.reading import BROWSE_BYTES, AnySegment, read_page, start_of
@@ -95,7 +95,7 @@ class CompactedViews:
                         continue
                     found += read_messages(segment.id, frame, indexes)
                     given_bytes = len(frame.data) * len(indexes) // message_count(frame)
-                    size += given_bytes
+                    size += read_bytes(frame) * len(indexes) // message_count(frame)
                     if isinstance(segment, Segment):  # another broker counts what it sends
                         segment.traffic.went_out(len(indexes), given_bytes)
                     number += len(indexes)

@@ -24,7 +24,14 @@ from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.broker.peers import RemoteSegment
 from participants.common.partial_failures import one_error
-from participants.messages.payloads import as_batch, encode_messages, hashes_of, message_count, read_messages
+from participants.messages.payloads import (
+    as_batch,
+    encode_messages,
+    hashes_of,
+    message_count,
+    read_bytes,
+    read_messages,
+)
 from participants.segment.dedup import AppendedBefore, sequence_used
 from participants.segment.segment import Segment
 from participants.topic.compaction import CompactedViews
@@ -284,7 +291,7 @@ class Messages:
                 end = page.end
                 for frame in page.frames:
                     left = range(taken, message_count(frame))
-                    each_bytes = max(1, len(frame.data) // max(1, message_count(frame)))
+                    each_bytes = max(1, read_bytes(frame) // max(1, message_count(frame)))
                     fitting = max(min(room, room_bytes // each_bytes), int(not found))
                     if limit is None and fitting < len(left):
                         fitting = 0 if found else len(left)
@@ -293,7 +300,7 @@ class Messages:
                         found.append(Browsed(segment, frame, some))
                     room, room_bytes = room - len(some), room_bytes - each_bytes * len(some)
                     if isinstance(segment, Segment):  # another broker counts what it sends
-                        segment.traffic.went_out(len(some), each_bytes * len(some))
+                        segment.traffic.went_out(len(some), len(frame.data) * len(some) // max(1, message_count(frame)))
                     if len(left) > fitting:
                         places[segment.id] = (at, taken + fitting)
                         return found, True

@@ -20,6 +20,7 @@ from metatxn.wire.pulsar_entries import (
     decode_pulsar,
     delivery_time_of,
     pulsar_bodies,
+    unpacked_entry_bytes,
 )
 from tests.gateways.pulsar.client import batch, entry
 
@@ -52,6 +53,8 @@ def test_messages_are_read_as_they_were_sent(compression: int) -> None:
         properties=_PROPERTIES,
     )
     assert decode_pulsar(sent) == [PulsarMessage(None, value, (("a", "b"), ("ü", "")))]
+    assert unpacked_entry_bytes(sent) == len(sent) + (300 if compress else 0)
+    assert unpacked_entry_bytes(sent[:20]) == 20
 
 
 @pytest.mark.parametrize(("sent", "found"), [(1_700_000_000_000, 1_700_000_000_000), (-1, None), (0, None)])

@@ -53,7 +53,10 @@ def compressed(batch: bytes, compression: int) -> bytes:
 @pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
 def test_records_are_read_as_they_were_written(compression: int) -> None:
     batch = encode_batch(RECORDS)
-    assert decode_records(compressed(batch, compression) if compression else batch) == RECORDS
+    packed = compressed(batch, compression) if compression else batch
+    assert decode_records(packed) == RECORDS
+    assert record_batches.unpacked_batch_bytes(packed) == len(batch)
+    assert record_batches.unpacked_batch_bytes(packed[:70]) <= 70, "what cannot be read is not larger than it is"
 
 
 def test_blocks_as_java_compresses_them_are_read() -> None:

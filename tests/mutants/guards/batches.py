@@ -14,6 +14,30 @@ _TEST_RECORDS = "tests/metatxn/test_record_batches.py"
 
 BATCHES = (
     Mutant(
+        "page-bounded-by-what-is-compressed",
+        "11: a page has a bound for what its readers decompress",
+        "participants/messages/payloads.py",
+        "            return len(frame.data) - frame.size + record_batches.unpacked_batch_bytes(frame.payload)\n",
+        "            return len(frame.data)\n",
+        tests=("tests/participants/api/test_pages.py::test_a_page_has_a_bound_for_what_is_decompressed",),
+    ),
+    Mutant(
+        "consumer-gets-all-that-is-compressed",
+        "11: what a consumer gets at once has a bound for what is decompressed",
+        "participants/subscription/taking.py",
+        "    return read_bytes(frame) // message_count(frame)\n",
+        "    return len(frame.data) // message_count(frame)\n",
+        tests=("tests/participants/api/test_pages.py::test_a_page_has_a_bound_for_what_is_decompressed",),
+    ),
+    Mutant(
+        "page-in-json-goes-on-behind-what-it-left-out",
+        "a page that ends early goes on where it ended",
+        _ROUTES,
+        "frames=page.frames[:number], next=page.frames[number - 1].position, end=False",
+        "frames=page.frames[:number]",
+        tests=("tests/participants/api/test_pages.py::test_a_page_has_a_bound_for_what_is_decompressed",),
+    ),
+    Mutant(
         "compressed-records-without-a-bound",
         "11: compressed records are not decompressed beyond their bound",
         _RECORDS,

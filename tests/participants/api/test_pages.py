@@ -7,17 +7,22 @@ browse a topic (`tests/participants/pages.py`): over splits, merges, removals, s
 from __future__ import annotations
 
 import asyncio
+import gzip
+import struct
+from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from metatxn.wire.batches import pack_batch, packed_message
 from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import ErrorCode
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, FrameError, PayloadKind
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, FrameError, PayloadKind, decode_frames
 from metatxn.wire.pages import decode_page
+from metatxn.wire.record_batches import CHECKED_FROM, HEADER, LENGTH_OFFSET
 from participants.api.frames_response import ANSWER_BYTES
 from tests.participants.api.test_batches import append as append_batch
-from tests.participants.api.test_rest import append, assert_problem, send
+from tests.participants.api.test_rest import append, assert_problem, enc, send
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.pages import read_all, read_page
 from tests.participants.segment.world import World, released
@@ -156,3 +161,47 @@ async def test_frames_that_are_cut_off_are_told(process: BrokerProcess) -> None:
     for broken in (whole[:-1], whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1])):
         with pytest.raises(FrameError):
             decode_page(broken)
+
+
+def compressed(key: str) -> bytes:
+    """A batch of four kilobytes with one message that has four mebibytes."""
+    (batch, _) = pack_batch([packed_message(bytes(4 << 20), key, None)])
+    body = gzip.compress(batch[HEADER.size :])
+    fields = list(HEADER.unpack_from(batch))
+    fields[1], fields[5] = HEADER.size - LENGTH_OFFSET - 4 + len(body), 1
+    draft = HEADER.pack(*fields)[CHECKED_FROM:] + body
+    fields[4] = crc32c(draft)
+    return struct.pack(">qiibI", *fields[:5]) + draft
+
+
+async def test_a_page_has_a_bound_for_what_is_decompressed(process: BrokerProcess) -> None:
+    """Otherwise a page of 1,000 messages, in a few megabytes, would become so many gigabytes for whoever reads it."""
+    (segment,) = await process.create("t")
+    subscription = "/v1/topics/t/subscriptions/s"
+    await process.http.put(subscription, json={"type": "shared", "initial": "earliest"})
+    for key in "abc":
+        await append_batch(process, segment, compressed(key))
+
+    async def keys_of_page(**params: Any) -> tuple[list[str], str]:
+        answer = (await process.http.get("/v1/topics/t/messages", params={"max": 1000, **params})).json()
+        return [each["key"] for each in answer["messages"]], answer["next"]
+
+    for first in ({}, {"compacted": "true"}):
+        keys, at = await keys_of_page(**first)
+        assert keys == ["a"]
+        keys, at = await keys_of_page(after=at)
+        assert keys == ["b"], "the page before told where this one begins"
+    _, entries = await read_page(process.http, "t")
+    assert len(entries) == 1
+    place: dict[str, str] = {}
+    read: list[str | None] = []
+    for end in ("false", "false", "true"):
+        found = await process.http.get(f"/v1/segments/{enc(segment)}/entries", params=place)
+        place = {"after": found.headers["Metatxn-Next"]}
+        assert found.headers["Metatxn-End"] == end
+        (frame,) = decode_frames(found.content)
+        read += messages_of(frame).keys
+    assert read == ["a", "b", "c"]
+    for expected in (["a"], ["b"], ["c"], []):
+        received = await process.http.post(f"{subscription}/receive", json={"consumer": "c", "max": 1000})
+        assert [each["key"] for each in received.json()["messages"]] == expected
