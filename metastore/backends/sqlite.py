@@ -463,6 +463,8 @@ class _Database:
         try:
             self._reader = self._open()
             self._reader.execute("PRAGMA query_only = ON")
+            if self.read_only and _one(self._reader, "SELECT count(*) FROM sqlite_schema") == 0:
+                raise StoreMissing(f"the file {self._path} is empty")
             self._assert_ours(self._reader)
         except sqlite3.Error as error:
             raise _opening_failure(self._path, error) from error

@@ -222,14 +222,16 @@ def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str, 
         except Exception as error:
             log.debug("it failed", exc_info=error)
             text = (str(error) or repr(error)).rstrip(".")
-            raise CliError(f"{failure}: {text}. {_action(error)}") from error
+            raise CliError(f"{failure}: {text}. {_action(error, to_write)}") from error
 
     services.run_loop(main())
 
 
-def _action(error: Exception) -> str:
+def _action(error: Exception, to_write: bool) -> str:
     """Chosen by the name of the class, because the client's package does not know the classes of the servers."""
     match type(error).__name__:
+        case "BackupDamaged" | "BackupTooNew" if to_write:
+            return "Give another place: --to."
         case "BackupDamaged":
             return "Use another backup."
         case "BackupTooNew" | "StoreTooNew":

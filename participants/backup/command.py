@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from metastore.api import MetadataStore
 from participants.backup import verifying
-from participants.backup.manifest import BackupDamaged, Manifest
+from participants.backup.manifest import BackupDamaged, BackupTooNew, Manifest
 from participants.backup.place import BackupPlace, NoSuchBackup
 from participants.backup.restoring import BackupRestorer, is_begun
 from participants.backup.taking import BackupTaker
@@ -47,11 +47,11 @@ class Backups:
             return _shown(await taker.take())
 
     async def list(self) -> AsyncIterator[dict[str, Any]]:
-        """The backups, the oldest first; one that is damaged has a member `problem`."""
+        """The backups, the oldest first; one that is damaged, or of a later release, has a member `problem`."""
         for backup in await self._place.ids():
             try:
                 yield _shown(await self._place.manifest(backup))
-            except BackupDamaged as error:
+            except (BackupDamaged, BackupTooNew) as error:
                 yield {"backup": backup, "problem": str(error)}
 
     async def problems(self, backup: str | None, progress: _Progress) -> AsyncIterator[str]:

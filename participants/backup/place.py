@@ -74,6 +74,16 @@ class BackupPlace:
 
     # -- records -------------------------------------------------------------------------------------------------
 
+    async def begin(self, backup: str, first_page: bytes) -> bool:
+        """Put the first page of a new backup; False if another one of this name was begun."""
+        name = f"{_BACKUPS}/{backup}/records.0"
+        try:
+            await self._bucket.create(name, first_page)
+        except FileExistsError:
+            return False
+        await self._bucket.sync(name)
+        return True
+
     async def put_page(self, backup: str, number: int, content: bytes) -> None:
         await self._put(f"{_BACKUPS}/{backup}/records.{number}", content)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 
 import structlog
 
@@ -227,10 +228,12 @@ class BackupTaker:
         self, found: RangeResult, ledgers: list[LedgerCopy], begun_ms: int, copied_bytes: int
     ) -> Manifest:
         incarnation, version = _cluster(found.records)
-        backup = datetime.fromtimestamp(begun_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S") + f"{begun_ms % 1000:03}Z"
-        written = []
+        backup, written = "", []
         for number, (records, content) in enumerate(pages(found.records)):
-            await self._place.put_page(backup, number, content)
+            if number == 0:
+                backup = await self._begun(begun_ms, content)
+            else:
+                await self._place.put_page(backup, number, content)
             written.append(RecordPage(records=records, bytes=len(content), crc32=sum_of(content)))
         manifest = Manifest(
             id=backup,
@@ -246,6 +249,14 @@ class BackupTaker:
         )
         await self._place.complete(manifest)
         return manifest
+
+    async def _begun(self, begun_ms: int, first_page: bytes) -> str:
+        """The name of the backup: when it was begun, or the next millisecond that no other backup was begun in."""
+        for at_ms in count(begun_ms):
+            name = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S") + f"{at_ms % 1000:03}Z"
+            if await self._place.begin(name, first_page):
+                return name
+        raise AssertionError("there is always a next millisecond")
 
 
 def _cluster(records: Iterable[Record]) -> tuple[str, int]:

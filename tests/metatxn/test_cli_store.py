@@ -212,6 +212,12 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     assert damaged.returncode == 1 and "is not what was written" in damaged.stdout
     tried = run_here(*restore[:4], store_url(tmp_path / "third"), "--data-dir", str(tmp_path / "third"), "--dry-run")
     assert tried.returncode == 1 and "the backup is damaged: " in tried.stderr and not (tmp_path / "third").exists()
+    newest = tmp_path / "backups" / "backups" / listed[1]["backup"] / "manifest"
+    newest.write_bytes(newest.read_bytes().replace(b'"format": 1', b'"format": 2', 1))
+    known, newer = json.loads(run_here("backup", "list", "--from", to, "-o", "json").stdout)
+    assert known == listed[0] and "has format 2" in newer["problem"]
+    assert "has format 2" in run_here("backup", "list", "--from", to).stdout
+    assert "Give another place: --to." in error_line(run_here(*backup))
     assert "file:///directory" in error_line(run_here(*backup[:-1], str(tmp_path / "backups")))
     assert "--to" in error_line(run_here("backup")) and "--data-dir" in error_line(run_here(*restore[:5]))
     assert "there is no backup 7 here" in error_line(run_here(*restore, "--backup", "7"))

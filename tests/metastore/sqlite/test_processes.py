@@ -209,3 +209,7 @@ async def test_read_only_looks_into_a_file_that_is_being_served(tmp_path: Path) 
     await store.close()
     with pytest.raises(StoreMissing):
         await SqliteStore.open(tmp_path / "none.db", read_only=True)
+    (tmp_path / "empty.db").touch()  # opened to be written, it would be made a store
+    with pytest.raises(StoreMissing, match="is empty"):
+        await SqliteStore.open(tmp_path / "empty.db", read_only=True)
+    assert (tmp_path / "empty.db").stat().st_size == 0

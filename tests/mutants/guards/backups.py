@@ -37,6 +37,14 @@ BACKUPS = (
         tests=(f"{_CUT}::test_the_backup_begins_again_when_something_was_collected_meanwhile",),
     ),
     Mutant(
+        "backup-takes-a-name-again",
+        "two backups that begin in the same millisecond have two names",
+        _PLACE,
+        "        except FileExistsError:\n            return False\n",
+        "        except FileExistsError:\n            await self._bucket.put(name, first_page)\n",
+        tests=(f"{_PLACES}::test_backups_that_begin_in_the_same_millisecond_have_two_names",),
+    ),
+    Mutant(
         "backup-judges-every-entry",
         "what was collected before the backup stays visible",
         _TAKING,
