@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ def find_topic(client: metatxn.Client, name: str) -> Topic:
         found = client.topic(name)
     except metatxn.NotFound as error:
         raise metatxn.NotFound(
-            f"topic {name} does not exist", action=f"Create it first: metatxn topic create {name}."
+            f"topic {name} does not exist", action=f"Create it first: metatxn topic create {shlex.quote(name)}."
         ) from error
     segments = tuple(
         TopicSegment(each.segment, each.owner or None, tuple(each.parents), tuple(each.children))

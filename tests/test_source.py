@@ -6,6 +6,7 @@ Method: read every module's syntax tree; no module is imported.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -294,6 +295,33 @@ def test_a_loop_over_a_set_is_noticed() -> None:
     assert loops_over_sets(ast.parse("for a in b.keys() - c.keys(): d(a)")) == ["b.keys() - c.keys()"]
     assert loops_over_sets(ast.parse("[e(f) async for f in {g(h) for h in i}]")) == ["{g(h) for h in i}"]
     assert loops_over_sets(ast.parse("for a in sorted({b}): c(a)")) == []
+
+
+def unquoted_commands(tree: ast.Module) -> list[str]:
+    """Values in commands of `metatxn` that a text tells a person to run: not quoted, and no id."""
+    found = []
+    for node in ast.walk(tree):
+        before = ""
+        for part in node.values if isinstance(node, ast.JoinedStr) else ():
+            if isinstance(part, ast.Constant):
+                before += str(part.value)
+            elif isinstance(part, ast.FormattedValue):
+                value = ast.unparse(part.value)
+                if re.search(r"metatxn ([a-z-]+ )+(\0 )*$", before) and not re.search(r"^shlex\.|id(\)|$)", value):
+                    found.append(value)
+                before += "\0"
+    return found
+
+
+def test_names_in_commands_for_a_person_are_quoted() -> None:
+    """A topic may be named `my topic`. Who copies a command from an error wants to run it with that name."""
+    assert [f"{path}: {value}" for path in modules() for value in unquoted_commands(tree_of(path))] == []
+
+
+def test_an_unquoted_name_is_noticed() -> None:
+    quoted = "f'x: metatxn topic show {shlex.quote(a)}, metatxn txn abort {a.txn_id}'"
+    assert unquoted_commands(ast.parse(quoted)) == []
+    assert unquoted_commands(ast.parse("f'`metatxn subscription create {shlex.quote(a)} {b}`'")) == ["b"]
 
 
 def test_no_leftovers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -105,5 +106,6 @@ def note(topic: str, found: Sequence[Blocker]) -> str | None:
     return (
         f"an open transaction holds back what follows: {short_id(first.txn_id)} "
         f"(open for {duration(first.age_ms)}{who}){others}. "
-        f"`metatxn topic show {topic}` names the segments; `--isolation read_uncommitted` reads all the same."
+        f"`metatxn topic show {shlex.quote(topic)}` names the segments; "
+        "`--isolation read_uncommitted` reads all the same."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -270,5 +271,5 @@ def of_directories(directories: Sequence[Path], of_store: Sequence[Checked]) -> 
         elif storages[storage].verdict == "ok":
             yield Checked("data directory", about, "ok", storages[storage].what)
         else:
-            action = f"Start `metatxn broker --data-dir {path}` there."
+            action = f"Start `metatxn broker --data-dir {shlex.quote(str(path))}` there."
             yield Checked("data directory", about, "problem", storages[storage].what, action)

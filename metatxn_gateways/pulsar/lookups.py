@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -83,7 +84,8 @@ class _Watch:
         self.close: Callable[[], None] = session.context.layouts.watch(topic, self._tell)
         if session.context.layouts.get(topic) is None:
             self.close()
-            message = f"topic {topic} does not exist. Create it first: metatxn topic create {topic} --format pulsar"
+            create = f"metatxn topic create {shlex.quote(topic)} --format pulsar"
+            message = f"topic {topic} does not exist. Create it first: {create}"
             raise PulsarError(PulsarCode.TOPIC_NOT_FOUND, message)
         self._tell()
 

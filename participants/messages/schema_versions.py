@@ -8,6 +8,7 @@ are too many or they are too large, it has the columns that later versions lack,
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -295,7 +296,8 @@ def _left_to_admins(topic: TopicRecord, schema: pa.Schema) -> errors.MetatxnErro
     what = f"does not have column {', '.join(added)}" if known else "has no schema"
     return errors.SchemaMismatch(
         f"topic {topic.name} {what}, and its policy (schema_updates) leaves that to administrators",
-        action=f"Leave them out, or have an administrator set the schema: metatxn schema set {topic.name}.",
+        action="Leave them out, or have an administrator set the schema: "
+        f"metatxn schema set {shlex.quote(topic.name)}.",
         topic=topic.name,
         columns=added,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -229,7 +230,7 @@ def segment_not_found(segment_id: str) -> errors.MetatxnError:
 def not_found(name: str) -> errors.MetatxnError:
     return errors.NotFound(
         f"topic {name} does not exist",
-        action=f"Create it first: metatxn topic create {name}",
+        action=f"Create it first: metatxn topic create {shlex.quote(name)}",
         topic=name,
     )
 

@@ -11,6 +11,7 @@ checks the version of that record, so it cannot overlook one that has begun to n
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ class Definition:
 def _not_found(topic: str, name: str) -> errors.MetatxnError:
     return errors.NotFound(
         f"topic {topic} has no subscription {name}",
-        action=f"Create it first: metatxn subscription create {topic} {name}.",
+        action=f"Create it first: metatxn subscription create {shlex.join((topic, name))}.",
         topic=topic,
         subscription=name,
     )

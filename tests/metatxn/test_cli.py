@@ -324,6 +324,7 @@ def test_options_before_the_command(dev: DevServer) -> None:
     [
         (["topic", "consume", "missing"], "missing"),
         (["topic", "show", "missing"], "Create it first"),
+        (["topic", "show", "my missing"], "metatxn topic create 'public/default/my missing'"),
         (["topic", "produce", "missing", "1"], "missing"),
         (["txn", "show", "zz"], "32 lower-case hexadecimal digits"),
         (["txn", "commit", "f" * 32], "f" * 32),
