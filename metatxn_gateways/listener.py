@@ -2,8 +2,9 @@
 
     bytes ─▶ one buffer per request ─▶ a task per request ─▶ answers, in the order in which the requests came
 
-Each request is received into a buffer of its own, which its handler may keep and change. A connection that sends
-something malformed is closed, with one line in the log.
+Each request is received into a buffer of its own, which its handler may keep and change. It grows as bytes come,
+because the size in front of a request is only what somebody says. A connection that sends something malformed is
+closed, with one line in the log.
 
 A protocol whose answers need no order, or whose server speaks unasked, sends frames by itself.
 """
@@ -21,6 +22,8 @@ import structlog
 log = structlog.get_logger()
 
 MAX_REQUEST_BYTES = 64 << 20
+FIRST_BYTES = 256 << 10
+"""The size of a buffer at first; it doubles when it is full. Few requests are larger, so few are copied."""
 MAX_CONNECTIONS = 1_000
 MAX_IN_PROGRESS = 16
 """The most requests of one connection that are in progress; then no more are received."""
@@ -59,6 +62,8 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._into = self._size = bytearray(_SIZE_BYTES)
         self._filled = 0
+        self._expected_bytes = 0
+        """Of the request that is being received."""
         self._answering: deque[asyncio.Task[Reply | None]] = deque()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -93,7 +98,10 @@ class FrameConnection(asyncio.BufferedProtocol):
             if not 0 < size <= self.max_request_bytes:
                 self._close(MalformedRequest(f"a request of {size} bytes"))
                 return
-            self._into, self._filled = bytearray(size), 0
+            self._into, self._filled, self._expected_bytes = bytearray(min(size, FIRST_BYTES)), 0, size
+            return
+        if self._filled < self._expected_bytes:
+            self._into = self._into + bytes(min(self._filled, self._expected_bytes - self._filled))
             return
         request, self._into, self._filled = memoryview(self._into), self._size, 0
         try:

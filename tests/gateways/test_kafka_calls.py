@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import io
+import random
 import struct
 from datetime import timedelta
 from typing import Any
@@ -30,7 +31,7 @@ from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.fetch import cover
 from metatxn_gateways.kafka.produce import checked
 from metatxn_gateways.kafka.requests import OFFERED
-from metatxn_gateways.listener import MalformedRequest
+from metatxn_gateways.listener import FIRST_BYTES, MAX_REQUEST_BYTES, FrameConnection, MalformedRequest
 from participants.segment.segment import Segment
 from tests.gateways.asking import asked, batch, code_in, framed, made
 from tests.gateways.conftest import Gateway
@@ -217,6 +218,25 @@ async def test_a_malformed_frame_closes_its_connection_with_one_line(gateway: Ga
                 assert await reader.read() == b""
             writer.close()
         assert [line["event"] for line in lines] == ["connection closed: malformed request"]
+
+
+def test_memory_is_for_what_came_and_not_for_what_was_announced() -> None:
+    """Otherwise four bytes on each of a thousand connections would take 64 GiB."""
+    received: list[bytes] = []
+    connection = FrameConnection(lambda _: lambda request: received.append(bytes(request)), set())
+    connection._handle = connection._connect(connection)
+    request = random.Random(1).randbytes(5 * FIRST_BYTES + 7)
+    left = struct.pack(">i", MAX_REQUEST_BYTES) + bytes(3)
+    for sent in (struct.pack(">i", len(request)) + request, struct.pack(">i", 3) + b"abc", left):
+        at = 0
+        while at < len(sent):
+            room = connection.get_buffer(-1)
+            assert len(room) <= max(FIRST_BYTES, at)
+            taken = min(len(room), len(sent) - at)
+            room[:taken] = sent[at : at + taken]
+            at += taken
+            connection.buffer_updated(taken)
+    assert received == [request, b"abc"]
 
 
 async def test_answers_come_in_the_order_of_the_requests(gateway: Gateway) -> None:

@@ -18,6 +18,14 @@ _SECURITY = "tests/gateways/test_kafka_security.py"
 
 GATEWAYS = (
     Mutant(
+        "memory-for-what-is-announced",
+        "a connection takes memory for what it has sent, not for what it announces",
+        "metatxn_gateways/listener.py",
+        "bytearray(min(size, FIRST_BYTES))",
+        "bytearray(size)",
+        tests=(f"{_CALLS}::test_memory_is_for_what_came_and_not_for_what_was_announced",),
+    ),
+    Mutant(
         "entry-that-counts-what-it-likes",
         "11: an entry counts at most so many messages as it may have, whoever sent it",
         "participants/segment/publishing.py",
