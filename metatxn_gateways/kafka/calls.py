@@ -16,6 +16,7 @@ from metatxn_gateways.kafka.producers import EPOCH, Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from participants.broker.broker import Broker
 from participants.ledger.offsets import first_offset
+from participants.messages.pieces import in_turns
 from participants.segment.segment import Segment
 
 CLUSTER = "metatxn"
@@ -50,7 +51,8 @@ class Calls:
             topics = self._partitions.topics()
             found = [(kafka_name(each.name), each) async for each in topics if request.caller.may_see(each.name)]
         else:
-            found = [(each.name, await self._topic_named(each.name, request.caller)) for each in request.topics]
+            named = in_turns(request.topics)
+            found = [(each.name, await self._topic_named(each.name, request.caller)) async for each in named]
         records = [each for _, each in found if isinstance(each, TopicRecord)]
         leaders = await self._cluster.leaders([segment for each in records for segment in each.segments])
         brokers = [
@@ -63,7 +65,7 @@ class Calls:
             brokers=tuple(brokers),
             cluster_id=CLUSTER,
             controller_id=self._cluster.own.id,
-            topics=tuple(_topic(response, name, each, leaders) for name, each in found),
+            topics=tuple([_topic(response, name, each, leaders) async for name, each in in_turns(found)]),
         )
 
     async def _topic_named(self, name: str | None, caller: Principal) -> TopicRecord | KafkaCode:

@@ -26,7 +26,7 @@ from metatxn.wire.broker import MAX_ENTRY_MESSAGES
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.position import Position
 from metatxn.wire.record_batches import HEADER, KafkaRecord, decode_records
-from metatxn_gateways.kafka import fetch, produce
+from metatxn_gateways.kafka import fetch, produce, service
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.fetch import cover
 from metatxn_gateways.kafka.produce import checked
@@ -218,6 +218,37 @@ async def test_a_malformed_frame_closes_its_connection_with_one_line(gateway: Ga
                 assert await reader.read() == b""
             writer.close()
         assert [line["event"] for line in lines] == ["connection closed: malformed request"]
+
+
+def asking_for(topics: int) -> memoryview:
+    """A request for so many topics without a name, in two bytes each."""
+    body = struct.pack(">hhih", 3, 9, 7, -1) + b"\0" + _uvarint(topics + 1) + b"\1\0" * topics + b"\0\0\0\0"
+    return memoryview(bytearray(body))
+
+
+def _uvarint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14])
+
+
+async def test_others_go_on_while_somebody_asks_for_very_many_topics(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, over = 0, False
+
+    async def others() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting_turns = asyncio.create_task(others())
+    parts = await gateway.listener._connect()(asking_for(3_000))
+    over = True
+    await counting_turns
+    assert parts is not None and turns > 3_000
+    monkeypatch.setattr(service, "MAX_CALL_BYTES", 6_000)
+    with pytest.raises(MalformedRequest, match="at most 6000"):
+        await gateway.listener._connect()(asking_for(3_000))
 
 
 def test_memory_is_for_what_came_and_not_for_what_was_announced() -> None:

@@ -18,6 +18,14 @@ _SECURITY = "tests/gateways/test_kafka_security.py"
 
 GATEWAYS = (
     Mutant(
+        "call-as-long-as-a-batch",
+        "a request of a client of Kafka's keeps nobody else waiting for long",
+        "metatxn_gateways/kafka/service.py",
+        "        if api_key != KafkaRequest.PRODUCE and size > MAX_CALL_BYTES:\n",
+        "        if False:\n",
+        tests=(f"{_CALLS}::test_others_go_on_while_somebody_asks_for_very_many_topics",),
+    ),
+    Mutant(
         "memory-for-what-is-announced",
         "a connection takes memory for what it has sent, not for what it announces",
         "metatxn_gateways/listener.py",
