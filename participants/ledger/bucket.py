@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # it exists for type checkers only
     from obstore.store import RetryConfig
 
 _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+_PATIENT_RETRY: RetryConfig = {"max_retries": 12, "retry_timeout": timedelta(minutes=1)}
+"""For a command that makes thousands of requests, of which none may fail: a backup reads each entry of a ledger that is
+not sealed by one. Nobody waits for a single one of them, as clients of a broker do."""
 _LIST_CHUNK = 1000
 
 
@@ -33,13 +36,14 @@ class Bucket:
         self._store = store
 
     @classmethod
-    def open(cls, url: str) -> Self:
+    def open(cls, url: str, *, patient: bool = False) -> Self:
         """Open `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///directory` or `memory:///`. Credentials and endpoints
         come from the environment variables of the library (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …).
 
-        Nothing is sent yet. Raises `StorageRefused` if this is not the URL of an object store.
+        Nothing is sent yet. A request that fails is repeated for some seconds, or for a minute if this is `patient`.
+        Raises `StorageRefused` if this is not the URL of an object store.
         """
-        options: dict[str, Any] = {"retry_config": _RETRY}
+        options: dict[str, Any] = {"retry_config": _PATIENT_RETRY if patient else _RETRY}
         if url.startswith("file:"):
             options = {"mkdir": True}
         elif url.startswith("memory:"):

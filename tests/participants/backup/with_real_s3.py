@@ -27,6 +27,8 @@ from tests.servers import S3Server
 OF_HUNDRED = {"slow": 2, "throttled": 6, "lost": 6, "refused": 4}
 TOPICS = ("orders", "bills")
 BEFORE, MORE = 20, 10
+MEANWHILE = 100
+"""The most transactions while a backup is taken. Each is an object of every topic, and the backup reads all of them."""
 AT = f"s3://{S3Server.BUCKET}"
 PLACE = f"{AT}/backups"
 TRIES = 10
@@ -56,7 +58,9 @@ class Writer:
             await working
 
     async def _keep_on(self) -> None:
-        while not self._stopped:
+        for _ in range(MEANWHILE):
+            if self._stopped:
+                return
             await self.write(1)
 
     def _one(self) -> None:
