@@ -90,7 +90,8 @@ def topic_problems(topic: TopicInfo, brokers: Iterable[str]) -> Iterator[HealthP
 
 
 def hanging_problem(txn: HangingTransaction) -> HealthProblem:
-    what = f"open for {duration(txn.age_ms)}, and holds readers back"
+    holds = "holds readers back" if txn.touched else "has written and acknowledged nothing so far"
+    what = f"open for {duration(txn.age_ms)}, and {holds}"
     return HealthProblem(f"transaction {txn.txn_id}", what, f"Commit or abort it: metatxn txn abort {txn.txn_id}")
 
 

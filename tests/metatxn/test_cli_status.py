@@ -15,7 +15,9 @@ import pytest
 
 import metatxn
 from metatxn.cli import status
+from metatxn.health import hanging_problem
 from metatxn.wire.broker import SegmentInfo, TopicInfo
+from metatxn.wire.coordinator import HangingTransaction, TouchedSegment
 from metatxn.wire.models import (
     BrokerProcess,
     Cluster,
@@ -57,6 +59,13 @@ def test_what_holds_readers_back_is_named(dev: DevServer, monkeypatch: pytest.Mo
         assert said["store"]["size_bytes"] > 0 and 0 < broker["disk"]["used_bytes"] <= broker["disk"]["capacity_bytes"]
         (problem,) = [one for one in said["problems"] if one["about"] == f"transaction {txn.id}"]
         assert problem["action"].endswith(f"metatxn txn abort {txn.id}")
+        assert problem["problem"].endswith(", and has written and acknowledged nothing so far")
+
+
+def test_only_a_transaction_that_has_done_something_is_said_to_hold_readers_back() -> None:
+    touched = [TouchedSegment(segment="segment://public/default/t/0000-ffff-0", after="1:0")]
+    txn = HangingTransaction(txn_id="0" * 32, state="OPEN", created_ms=1, age_ms=60_000, touched=touched)
+    assert hanging_problem(txn).problem == "open for 1m, and holds readers back"
 
 
 class Services:
