@@ -18,7 +18,7 @@ from metatxn.cli import services
 from metatxn.cli.certificates import expires_at
 from metatxn.cli.options import ServiceOptions, shared, takes_session
 from metatxn.cli.output import print_json, print_rows
-from metatxn.cli.status import hanging_problems, unserved_segments
+from metatxn.cli.status import hanging_problems, oldest_hanging, unserved_segments
 from metatxn.cli.store import looking_into
 from metatxn.health import HANGING_MS
 from metatxn.wire.access import end_of_token
@@ -107,7 +107,8 @@ def of_cluster(
     yield from (Checked("segments", each.about, "problem", each.problem, each.action) for each in unserved)
     if not unserved:
         yield Checked("segments", "cluster", "ok", "each has a broker")
-    hanging = list(hanging_problems(client))
+    found, more = oldest_hanging(client)
+    hanging = list(hanging_problems(found, more=more))
     yield from (Checked("transactions", each.about, "problem", each.problem, each.action) for each in hanging)
     if not hanging:
         yield Checked("transactions", "cluster", "ok", f"none has been open for {duration(HANGING_MS)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -44,7 +44,8 @@ class Findings:
     services: list[AskedService] = field(default_factory=list)
     topics: int = 0
     more_topics: bool = False
-    hanging: list[HangingTransaction] = field(default_factory=list)
+    hanging: Sequence[HangingTransaction] = ()
+    more_hanging: bool = False
     rates: dict[str, float] = field(default_factory=dict)
     problems: list[HealthProblem] = field(default_factory=list)
 
@@ -71,6 +72,7 @@ class Findings:
             "open_transactions": as_json(open_),
             "rates": self.rates,
             "hanging": as_json(self.hanging),
+            "more_hanging": self.more_hanging,
             "problems": [{"about": one.about, "problem": one.problem, "action": one.action} for one in self.problems],
         }
 
@@ -107,8 +109,8 @@ def look(client: metatxn.Client) -> Findings:
     if found.answers("broker"):
         found.problems += _of_topics(client, found, {process.url for process in cluster.brokers})
     if found.answers("coordinator"):
-        found.hanging = list(itertools.islice(client.hanging(HANGING_MS), MOST_HANGING))
-        found.problems += map(hanging_problem, found.hanging)
+        found.hanging, found.more_hanging = oldest_hanging(client)
+        found.problems += hanging_problems(found.hanging, more=found.more_hanging)
     return found
 
 
@@ -148,8 +150,17 @@ def unserved_segments(client: metatxn.Client, brokers: set[str]) -> Iterator[Hea
     return _of_topics(client, Findings(), brokers)
 
 
-def hanging_problems(client: metatxn.Client) -> Iterator[HealthProblem]:
-    return map(hanging_problem, itertools.islice(client.hanging(HANGING_MS), MOST_HANGING))
+def oldest_hanging(client: metatxn.Client) -> tuple[Sequence[HangingTransaction], bool]:
+    """The oldest ones, and whether there are more."""
+    found = list(itertools.islice(client.hanging(HANGING_MS), MOST_HANGING + 1))
+    return found[:MOST_HANGING], len(found) > MOST_HANGING
+
+
+def hanging_problems(found: Iterable[HangingTransaction], *, more: bool) -> Iterator[HealthProblem]:
+    yield from map(hanging_problem, found)
+    if more:
+        what = f"more of them have been open for {duration(HANGING_MS)}, and are not listed here"
+        yield HealthProblem("transactions", what, "List them: metatxn txn hanging")
 
 
 def _print(found: Findings) -> None:
@@ -162,7 +173,7 @@ def _print(found: Findings) -> None:
         "transactions": f"{open_['count']} open, the oldest for {duration(open_['oldest_ms'])}"
         if open_
         else "not counted yet",
-        "hanging": len(found.hanging),
+        "hanging": f"{len(found.hanging)}{' or more' if found.more_hanging else ''}",
         "garbage": _garbage(found.statuses) or "not looked at yet",
     }
     if found.rates:

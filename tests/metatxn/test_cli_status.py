@@ -60,6 +60,10 @@ def test_what_holds_readers_back_is_named(dev: DevServer, monkeypatch: pytest.Mo
         (problem,) = [one for one in said["problems"] if one["about"] == f"transaction {txn.id}"]
         assert problem["action"].endswith(f"metatxn txn abort {txn.id}")
         assert problem["problem"].endswith(", and has written and acknowledged nothing so far")
+        monkeypatch.setattr(status, "MOST_HANGING", 0)
+        said = json.loads(run_here("status", "-o", "json", METATXN_URL=dev.broker_url).stdout)
+        assert said["more_hanging"] and said["problems"][-1]["about"] == "transactions"
+        assert "List them: metatxn txn hanging" in run_here("doctor", METATXN_URL=dev.broker_url).stdout
 
 
 def test_only_a_transaction_that_has_done_something_is_said_to_hold_readers_back() -> None:
