@@ -35,7 +35,7 @@ from metatxn.cli import (
 from metatxn.cli.options import DEFAULT_URL, CliError, Shared
 from metatxn.cli.output import Output, print_error, print_error_as_json
 from metatxn.cli.settings import load_settings, profile_of, use_settings
-from metatxn.wire.errors import MetatxnError
+from metatxn.wire.errors import MetatxnError, Unauthenticated
 
 T = TypeVar("T")
 
@@ -153,6 +153,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=arguments, prog_name="metatxn", standalone_mode=False, obj=errors)
         sys.stdout.flush()
+    except Unauthenticated as error:
+        say(_sentences(error.detail, "Give a token that is accepted: --token, or METATXN_TOKEN"), error)
     except MetatxnError as error:
         say(_sentences(error.detail, error.action), error)
     except CliError as error:

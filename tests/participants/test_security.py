@@ -263,6 +263,7 @@ def test_nothing_secret_is_logged_or_listed(tmp_path: Path) -> None:
         assert listed.returncode == 0, listed.stderr
         denied = run_here("txn", "list", METATXN_URL=said["coordinator"], METATXN_TOKEN=wrong)
         assert denied.returncode == 1 and denied.stderr.startswith("metatxn: ") and denied.stderr.count("\n") == 1
+        assert "--token, or METATXN_TOKEN." in denied.stderr
         with metatxn.connect(said["broker"], token=token) as client:
             client.create_topic("t")
             client.producer("t").send({"id": 7})
