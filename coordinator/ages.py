@@ -46,7 +46,7 @@ class OpenAges:
         async with self._looking:
             await self._look(stopping)
 
-    async def _look(self, stopping: Callable[[], bool]) -> None:
+    async def _look(self, stopping: Callable[[], bool] = lambda: False) -> None:
         known: dict[TxnId, int] = {}
         count, after, began_ms = 0, "", self._clock()
         while count < MAX_COUNTED and not stopping():
@@ -72,7 +72,7 @@ class OpenAges:
         if self._looked_ms <= until_ms:
             async with self._looking:
                 if self._looked_ms <= until_ms:
-                    await self._look(lambda: False)
+                    await self._look()
         if self._sorted is None:
             self._sorted = sorted((ms, txn_id) for txn_id, ms in self._created_ms.items())
         began, _, last = after.partition("/")

@@ -104,7 +104,7 @@ def _side_records(header: TransactionHeader, records: Sequence[StoredRecord]) ->
     if "txn-lease" in beside:
         lease = _members(beside["txn-lease"])
         number = lease.get("renewals") or 1
-        what = "which moved its deadline" if number == 1 else f"{number:,} times; the last one moved its deadline then"
+        what = f"{number:,} times; this was the last" if number > 1 else None
         yield TimelineEvent("kept alive", lease.get("renewed_ms"), what=what)
     if header.prepared:
         prepared_ms = _members(beside.get("txn-prepared")).get("prepared_ms")

@@ -32,7 +32,7 @@ class Backups:
     def __init__(self, url: str, *, to_write: bool = False) -> None:
         if not to_write and _is_no_directory(url):
             raise NoSuchBackup(f"there is no directory {url}")
-        self._place = BackupPlace(Bucket.open(url, patient=True))
+        self._place = BackupPlace(_bucket(url))
 
     async def take(
         self, store: MetadataStore, data_dirs: Sequence[Path], urls: Sequence[str], release: str, progress: _Progress
@@ -41,10 +41,7 @@ class Backups:
         async with AsyncExitStack() as stack:
             storages = [
                 *[await stack.enter_async_context(LocalStorage.open_to_read(path)) for path in data_dirs],
-                *[
-                    await stack.enter_async_context(await ObjectStorage.open_to_read(Bucket.open(url, patient=True)))
-                    for url in urls
-                ],
+                *[await stack.enter_async_context(await ObjectStorage.open_to_read(_bucket(url))) for url in urls],
             ]
             taker = BackupTaker(store, storages, self._place, _now_ms, release, progress)
             return _shown(await taker.take())
@@ -76,10 +73,7 @@ class Backups:
         async with AsyncExitStack() as stack:
             storages = [
                 *[await stack.enter_async_context(LocalStorage.open(path)) for path in data_dirs],
-                *[
-                    await stack.enter_async_context(await ObjectStorage.open(Bucket.open(url, patient=True)))
-                    for url in urls
-                ],
+                *[await stack.enter_async_context(await ObjectStorage.open(_bucket(url))) for url in urls],
             ]
             restorer = BackupRestorer(store, storages, self._place, _now_ms, progress)
             done = await restorer.restore(manifest, keep_open=keep_open)
@@ -116,6 +110,10 @@ class Backups:
         return _shown(manifest) | places | {"problems": len(wrong)}, wrong
 
 
+def _bucket(url: str) -> Bucket:
+    return Bucket.open(url, patient=True)
+
+
 def _made(data_dir: Path) -> bool:
     """Whether anything of a storage is there, if only in part."""
     return (data_dir / storage_id.FILE_NAME).exists() or (data_dir / "ledgers").exists()
@@ -125,7 +123,7 @@ async def _made_at(url: str) -> ObjectStorage | None:
     """The storage there, if anything of one is there."""
     if _is_no_directory(url):
         return None
-    bucket = Bucket.open(url, patient=True)
+    bucket = _bucket(url)
     try:
         await bucket.get(storage_id.FILE_NAME)
     except FileNotFoundError:

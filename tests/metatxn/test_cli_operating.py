@@ -27,7 +27,7 @@ from metatxn.cli.times import delivery_time, milliseconds_of
 from metatxn.cli.txn import full_id, oldest_first
 from metatxn.timeline import timeline
 from metatxn.wire.broker import OpenTransaction, SegmentDetail
-from metatxn.wire.coordinator import HangingTransaction, Operation, TransactionHeader
+from metatxn.wire.coordinator import HangingTransaction, Operation, StoredRecord, TransactionHeader
 from metatxn.words import short_id, size_text
 from tests.metatxn.command_line import Done, error_line, run_here
 from tests.metatxn.dev_server import COMMAND, DevServer
@@ -369,6 +369,24 @@ def test_what_is_left_after_a_decision_is_named_by_segment() -> None:
     assert timeline(taken_over, [])[1].what == "by fencing: epoch 1 took over"
     by_ada = header.model_copy(update={"expired_by": None, "ended_by": "ada"})
     assert timeline(by_ada, [])[1].what == "by ada"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"deadline_ms": 9, "renewed_ms": 5, "renewals": 12}, (5, "12 times; this was the last")),
+        ({"deadline_ms": 9, "renewed_ms": 5, "renewals": 1}, (5, None)),
+        ({"deadline_ms": 9}, (None, None)),
+        ("damaged", (None, None)),
+    ],
+)
+def test_keep_alives_are_counted(value: Any, shown: tuple[int | None, str | None]) -> None:
+    """A release before has not counted them, and anybody can have written anything into the store."""
+    header = TransactionHeader(txn_id="a", state="OPEN", created_ms=1, deadline_ms=9)
+    (event,) = timeline(header, [], records=[StoredRecord(key="/txn-lease/a", value=value, version=1, command="")])[
+        1:-1
+    ]
+    assert (event.event, event.at_ms, event.what) == ("kept alive", *shown)
 
 
 def test_the_page_shows_what_is_printed() -> None:
