@@ -57,7 +57,7 @@ test: setup  ## Set up, check, and run every test (WORKERS=4)
 	$(MAKE) --no-print-directory --jobs=2 check suite
 
 suite: $(CLASSES) $(COMPILED)
-	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 quick: setup  ## In a minute: the tests that start no process (no Spark, etcd or ZooKeeper) and do not take long
 	METATXN_TESTS=quick $(BIN)/python -m pytest -q -n $(or $(WORKERS),2)
@@ -77,7 +77,7 @@ contract: setup  ## Only the store contract suite, over every backend
 	$(BIN)/python -m pytest tests/metastore/contract
 
 console-test: setup  ## Only the tests of the console, in a browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/console
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/console
 
 .PHONY: console-shots
 console-shots: setup  ## The screenshots of docs/console.md

@@ -324,6 +324,16 @@ def test_an_unquoted_name_is_noticed() -> None:
     assert unquoted_commands(ast.parse("f'`metatxn subscription create {shlex.quote(a)} {b}`'")) == ["b"]
 
 
+def test_no_test_forks_its_process() -> None:
+    """It has threads and libraries that are not made for it. A fork that hangs also keeps the pipe of its worker open,
+    so that the suite waits for ever. Programs that a test starts may fork."""
+    candidates = [path for path in ROOT.glob("tests/**/*.py") if "fork()" in path.read_text()]
+    attributes = {
+        path: {each.attr for each in ast.walk(tree_of(path)) if isinstance(each, ast.Attribute)} for path in candidates
+    }
+    assert [path for path in candidates if "fork" in attributes[path]] == [ROOT / "tests" / "forked.py"]
+
+
 def test_no_leftovers() -> None:
     """Nothing that says "later" is committed."""
     marks = ("TO" + "DO", "FIX" + "ME", "X" + "XX")

@@ -80,13 +80,17 @@ class Background:
 
     def call_soon(self, callback: Callable[[], object]) -> asyncio.AbstractEventLoop:
         """Call it on the loop, which is returned. Raises `InvalidArgument` if there is no loop any more."""
+        self._check_loop()  # without the lock, which nobody gives back if another thread had it at a fork
         # Under the lock, so that a call before a `close` also comes before it on the loop, and is not lost.
         with self._lock:
-            if self._closed or (self._thread is not None and not self._thread.is_alive()):
-                raise InvalidArgument("this client was closed, or was made before a fork", action="Connect again.")
+            self._check_loop()
             loop = self._loop or self._start()
             loop.call_soon_threadsafe(callback)
         return loop
+
+    def _check_loop(self) -> None:
+        if self._closed or (self._thread is not None and not self._thread.is_alive()):
+            raise InvalidArgument("this client was closed, or was made before a fork", action="Connect again.")
 
     def _check_may_wait(self) -> None:
         # Not by its number, because a new thread may get the number of one that has ended.

@@ -32,6 +32,16 @@ except StorageLocked:
     print("locked")
 """
 
+FORK = """
+import os, signal, sys
+from pathlib import Path
+from participants.ledger.local import LocalStorage
+storage = LocalStorage.open(Path(sys.argv[1]))
+if not os.fork():
+    print(storage.storage_id, os.getpid(), flush=True)
+signal.pause()
+"""
+
 
 def open_elsewhere(data_dir: Path) -> str:
     done = subprocess.run([sys.executable, "-c", OPEN, str(data_dir)], capture_output=True, text=True, check=True)
@@ -75,26 +85,15 @@ async def test_a_started_program_does_not_inherit_the_lock(tmp_path: Path) -> No
         assert child.poll() is None
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-async def test_a_forked_child_does_not_hold_the_lock_and_does_not_loosen_it(tmp_path: Path) -> None:
-    storage = LocalStorage.open(tmp_path)
-    ready, told = os.pipe()
-    waiting, may_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(may_end)
-        os.write(told, b"x")
-        os.read(waiting, 1)
-        os._exit(0)
-    os.read(ready, 1)
-    try:
-        assert open_elsewhere(tmp_path) == "locked"
-        await storage.close()
-        assert open_elsewhere(tmp_path) == storage.storage_id
-    finally:
-        for fd in (may_end, waiting, ready, told):
-            os.close(fd)
-        assert os.waitpid(child, 0)[1] == 0
+def test_a_forked_child_does_not_hold_the_lock_and_does_not_loosen_it(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        said, child = parent.stdout.readline().split()
+        assert said != "locked" and open_elsewhere(tmp_path) == "locked"
+        parent.kill()
+        parent.wait()
+        assert open_elsewhere(tmp_path) == said
+        os.kill(int(child), signal.SIGKILL)
 
 
 async def test_the_storage_id_stays(tmp_path: Path) -> None:
