@@ -24,7 +24,9 @@ from metatxn.wire.broker import (
     ReadHoldInfo,
     ReadHoldPage,
     SegmentDetail,
+    TopicCount,
     TopicInfo,
+    TopicPage,
     TopicSchema,
     TrimAnswer,
 )
@@ -78,6 +80,12 @@ class TopicRequests:
         case. `limit` is the size of a page."""
         connection = self._connection
         return Listing(connection, connection.brokers, path_of("topics"), {"text": text, "limit": limit}, TopicInfo)
+
+    async def count_topics(self, *, text: str | None = None) -> TopicCount | None:
+        """How many topics `topics` would list with this text: exactly, among the first 20,000 of the cluster. None if
+        the broker is of a release that does not count them."""
+        call = Call("GET", path_of("topics"), {"text": text, "limit": 1, "count": "true"})
+        return parsed(TopicPage, await self._connection.broker(call)).count
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all of its messages and subscriptions. Transactions that wrote to it end like any others.

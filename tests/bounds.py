@@ -179,7 +179,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.redrive: TOGETHER",
         "metatxn.table_writer: MAX_ROWS_BYTES DEFAULT_ENTRY_BYTES SMALL_BATCH_BYTES SMALL_COLUMN_BYTES",
         "metatxn.table_writer: MAX_ENTRY_BATCHES",
-        "participants.messages.topics: KEYS_PER_READ",
+        "participants.messages.topics: KEYS_PER_READ TOPICS_PER_READ",
         "metatxn.tables: PARALLEL_READS",
         "metatxn.transport.connection: _ONE_BUFFER_BYTES",
         "metatxn.transport.reading: _LONGEST_AHEAD_BYTES _RECEIVED_AT_ONCE_BYTES",

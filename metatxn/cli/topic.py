@@ -32,7 +32,7 @@ from metatxn.cli.policy import SettingOptions, agreed, show_policy, takes_settin
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, TIME_HELP, delivery_time, time_of
 from metatxn.cli.txn import full_id, named_values
-from metatxn.wire.broker import ReadHoldInfo, SegmentDetail, TopicInfo
+from metatxn.wire.broker import ReadHoldInfo, SegmentDetail, TopicCount, TopicInfo
 from metatxn.wire.names import TopicFormat
 from metatxn.words import short_id, size_text
 
@@ -96,10 +96,21 @@ def list_(
     session: ServiceOptions,
     text: Annotated[str | None, typer.Option(help="Only those with this text in their full name, in any case.")] = None,
     limit: LimitOption = 1000,
+    count: Annotated[bool, typer.Option("--count", help="Only print how many there are.")] = False,
 ) -> None:
     """List topics by name."""
     with session.connect() as client:
+        if count:
+            _print_count(session, client.count_topics(text=text))
+            return
         session.print_list(client.topics(text=text), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), topic_row)
+
+
+def _print_count(session: ServiceOptions, found: TopicCount | None) -> None:
+    if found is None:
+        raise CliError("the broker is of a release that does not count topics. Ask a later one with --url.")
+    what = f"{'at least ' if found.more else ''}{counted(found.topics, 'topic')}"
+    session.print_done(as_json(found), what)
 
 
 @app.command(epilog="Example: metatxn topic show orders")

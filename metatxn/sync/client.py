@@ -92,6 +92,7 @@ class Client(Facade[AsyncClient]):
     create_topic = blocking(AsyncClient.create_topic)
     topic = blocking(AsyncClient.topic)
     topics = iterating(AsyncClient.topics)
+    count_topics = blocking(AsyncClient.count_topics)
     delete_topic = blocking(AsyncClient.delete_topic)
     topic_policy = blocking(AsyncClient.topic_policy)
     set_topic_policy = blocking(AsyncClient.set_topic_policy)

@@ -217,11 +217,24 @@ class ReadHoldPage(BaseModel):
     items: list[ReadHoldInfo]
 
 
+class TopicCount(BaseModel):
+    """How many topics there are. With `more` that is as far as they were counted, and there are more records of topics
+    behind them."""
+
+    model_config = example(topics=1, more=False)
+
+    topics: int
+    more: bool
+
+
 class TopicPage(BaseModel):
-    model_config = example(items=[_TOPIC], next_page_token=None)
+    """`count` is there if it was asked for: that of the whole list, whatever page this is."""
+
+    model_config = example(items=[_TOPIC], next_page_token=None, count=None)
 
     items: list[TopicInfo]
     next_page_token: str | None = None
+    count: TopicCount | None = None
 
 
 class SplitRequest(RequestBody):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +21,7 @@ from metastore.types import Batch, Record
 from metastore.versions import ClusterVersion, Feature
 from metatxn.service.versions import require
 from metatxn.wire import errors
-from metatxn.wire.broker import HASH_RANGE_END, ExclusiveProducerInfo, HashRange, SegmentInfo, TopicInfo
+from metatxn.wire.broker import HASH_RANGE_END, ExclusiveProducerInfo, HashRange, SegmentInfo, TopicCount, TopicInfo
 from metatxn.wire.listeners import address_for
 from metatxn.wire.names import SegmentParts, TopicFormat
 from metatxn.wire.names import segment_id as new_segment_id
@@ -29,6 +29,7 @@ from participants.messages import schemas
 
 KEYS_PER_READ = 100
 """As many as every store reads at one moment."""
+TOPICS_PER_READ = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,16 @@ class Topics:
         start = paths.topic(after) + "\0" if after is not None else paths.TOPICS
         found = await self._store.range(start, prefix_end(paths.TOPICS), limit=limit)
         return [TopicRecord.decode(record.value) for record in found.records], found.more
+
+    async def count(self, is_counted: Callable[[TopicRecord], bool], most: int) -> TopicCount:
+        """The topics of which `is_counted` is true, among the first `most` records, which include tombstones."""
+        topics, looked_at, after, more = 0, 0, None, True
+        while more and looked_at < most:
+            found, more = await self.page(after, min(TOPICS_PER_READ, most - looked_at))
+            topics += sum(map(is_counted, found))
+            looked_at += len(found)
+            after = found[-1].name if found else after
+        return TopicCount(topics=topics, more=more)
 
     async def describe(self, topic: TopicRecord, listener: str | None = None) -> TopicInfo:
         """The topic in its REST form, with owners as a client of this listener reaches them. Segments may have been

@@ -36,6 +36,7 @@ def test_topics_are_found_by_a_part_of_their_name(visitor: Visitor, life: Life) 
     page.get_by_role("searchbox", name="Name").press("Enter")
     expect(page).to_have_url(re.compile("text=ORD"))
     assert page.locator("tbody a").all_inner_texts() == ["orders"]
+    expect(page.get_by_text("1 topic matches.")).to_be_visible()
     visitor.open("/topics?text=nothing-has-this")
     expect(page.get_by_text("No topic matches.")).to_be_visible()
 

@@ -212,6 +212,8 @@ def test_topics(ask: Callable[..., Any], cli: Run) -> None:
     assert shown["name"] in {found["name"] for found in ask("topic", "list")}
     assert shown["name"] in {found["name"] for found in ask("topic", "list", "--text", shown["name"].upper())}
     assert ask("topic", "list", "--text", "no topic has this") == []
+    assert ask("topic", "list", "--text", name, "--count") == {"topics": 1, "more": False}
+    assert cli("topic", "list", "--text", "no topic has this", "--count").stdout == "0 topics\n"
     table = cli("topic", "show", name).stdout
     assert "id:int64,at:timestamp[us]" in table and table.count("active") == 3
 

@@ -64,11 +64,15 @@ class SegmentRow:
 
 async def topics(visit: Visit) -> Response:
     text, token = visit.query("text"), visit.query("page") or None
-    found, next_token = await visit.client.topics(text=text or None, limit=PER_PAGE).page_at(token)
+    (found, next_token), count = await asyncio.gather(
+        visit.client.topics(text=text or None, limit=PER_PAGE).page_at(token),
+        visit.client.count_topics(text=text or None),
+    )
     return visit.page(
         "topics.html",
         rows=await _rows(visit, found),
         text=text,
+        count=count,
         may_create=not visit.site.read_only and _may_create(visit.access),
         first=_url(text, None) if token else None,
         next=_url(text, next_token) if next_token else None,

@@ -173,6 +173,25 @@ async def test_topics_are_found_by_a_text_in_their_names(
     assert_problem(await process.http.get("/v1/topics", params={"text": ""}), ErrorCode.INVALID_ARGUMENT, "text")
 
 
+async def test_topics_are_counted_but_not_deleted_ones_or_more_than_a_request_may_look_at(
+    process: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def counted(**query: Any) -> Any:
+        return (await process.http.get("/v1/topics", params={"count": True, "limit": 1, **query})).json()["count"]
+
+    assert await counted() == {"topics": 0, "more": False}
+    for name in ("a/b/c", "a/b/deleted", "a/b/x", "a/b/XY", "a/b/z"):
+        await process.create(name)
+    assert (await process.http.delete("/v1/topics/a%2Fb%2Fdeleted")).status_code == 204
+    assert await counted() == {"topics": 4, "more": False}
+    assert await counted(text="x") == {"topics": 2, "more": False}
+    assert (await process.http.get("/v1/topics")).json()["count"] is None
+    monkeypatch.setattr("participants.messages.topics.TOPICS_PER_READ", 2)
+    assert await counted() == {"topics": 4, "more": False}
+    monkeypatch.setattr(routes, "MOST_COUNTED", 3)
+    assert (await counted())["more"] is True
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
