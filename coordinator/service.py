@@ -47,6 +47,7 @@ from metastore.txn.id_blocks import BLOCK_SIZE
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
+from metatxn.service.known_cluster import KnownCluster
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.operations import add_operations
 from metatxn.service.process_metrics import LoopLag, add_process_metrics
@@ -136,6 +137,7 @@ class CoordinatorService:
         self.throughput = Throughput(self.metrics.counts, clock)
         self.survey = Survey(store, clock, self.metrics, self.listings.ages, interval_ms=survey_interval_ms)
         self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
+        self._known = KnownCluster(store, self.guard)
         self._running = AsyncExitStack()
         self._console = ConsoleRoute(console) if console is not None else None
         self.app = self._create_app()
@@ -161,6 +163,7 @@ class CoordinatorService:
             await self.guard.start()
             await self.presence.start(self.url)
             await self._running.enter_async_context(self.quotas.running())
+            await self._running.enter_async_context(self._known.running())
             if self._console is not None:
                 self._console.open(self.url)
             await self._server.start()
@@ -218,6 +221,7 @@ class CoordinatorService:
                 "gc_backlog": self.gc_sweep.kept,
             },
             throughput=self.throughput.answer,
+            known=self._known,
         )
         add_routes(app, transaction_routes(self.transactions), first=True)
         stored = StoredRecords(self._store)

@@ -107,6 +107,15 @@ class IncarnationGuard:
         self._task: asyncio.Task[None] | None = None
         self.id = ""
         self._looked_at: Revision = 0
+        self.answered_ms: int | None = None
+        """When the store answered a look last."""
+        self.silence: str | None = None
+        """Why it has not answered the latest look."""
+
+    @property
+    def unanswered_ms(self) -> int | None:
+        """How long ago the store answered a look last."""
+        return None if self.answered_ms is None else self._clock() - self.answered_ms
 
     @property
     def revision(self) -> Revision:
@@ -179,7 +188,13 @@ class IncarnationGuard:
                 log.debug("the incarnation of the store could not be read", error=str(error))
 
     async def _read(self) -> Snapshot:
-        return await self._store.get_many([paths.INCARNATION, paths.VERSION])
+        try:
+            found = await self._store.get_many([paths.INCARNATION, paths.VERSION])
+        except MetastoreError as error:
+            self.silence = str(error)
+            raise
+        self.answered_ms, self.silence = self._clock(), None
+        return found
 
     async def _join(self, snapshot: Snapshot) -> Incarnation:
         """Write the cluster version again as it was read, so that nobody raises it without having seen that this

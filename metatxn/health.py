@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from metatxn.wire.broker import TopicInfo
 from metatxn.wire.coordinator import HangingTransaction
-from metatxn.wire.models import Cluster, Process, ServiceStatus, ThroughputAnswer
+from metatxn.wire.models import STORE, Cluster, KnownServices, Process, ServiceStatus, ThroughputAnswer
 from metatxn.words import duration
 
 HANGING_MS = 60_000
 MOST_SKEW_MS = 2_000
+STORE_ACTION = (
+    "Start it, or see what is between it and the services: they go on by themselves once it answers. Until then no "
+    "transaction begins or ends, and none is lost."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,42 @@ class AskedService:
         return f"{self.name} {self.process.id}"
 
 
-def processes_of(cluster: Cluster) -> list[tuple[str, Process]]:
+def processes_of(cluster: Cluster | KnownServices) -> list[tuple[str, Process]]:
     """What is announced, with its role."""
     coordinators: list[tuple[str, Process]] = [("coordinator", process) for process in cluster.coordinators]
     return coordinators + [("broker", process) for process in cluster.brokers]
 
 
+@dataclass(frozen=True, slots=True)
+class StoreAway:
+    """The metadata store answers no service: why, when it answered one of them last, and how long ago that was."""
+
+    why: str
+    answered_ms: int | None = None
+    for_ms: int | None = None
+
+    @property
+    def text(self) -> str:
+        return f"no answer{'' if self.for_ms is None else f' for {duration(self.for_ms)}'}: {self.why}"
+
+
+def store_away(services: Iterable[AskedService]) -> StoreAway | None:
+    """None if the store answers at least one service, or if no service answers."""
+    statuses = [service.status for service in services if service.status is not None]
+    if not statuses or any(STORE not in status.waiting_for for status in statuses):
+        return None
+    ages = [(one.now_ms - one.store_answered_ms, one) for one in statuses if one.store_answered_ms is not None]
+    if not ages:
+        return StoreAway(statuses[0].waiting_for[STORE])
+    for_ms, latest = min(ages, key=lambda each: each[0])
+    return StoreAway(latest.waiting_for[STORE], latest.store_answered_ms, max(0, for_ms))
+
+
 def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem]:
     """Of the services and of what they say together."""
+    away = store_away(services)
+    if away is not None:
+        yield HealthProblem("store", away.text, STORE_ACTION)
     for service in services:
         if service.status is None:
             url = service.process.url
@@ -56,13 +88,17 @@ def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem
             yield HealthProblem("cluster", f"there is no {name}", f"Start one; see `metatxn {name} --help`.")
     for service in services:
         if service.status is not None:
-            yield from _own_problems(service.about, service.status)
+            yield from _own_problems(service.about, service.status, store_is_away=away is not None)
     yield from _differences([service.status for service in services if service.status is not None])
 
 
-def _own_problems(about: str, status: ServiceStatus) -> Iterator[HealthProblem]:
+def _own_problems(about: str, status: ServiceStatus, *, store_is_away: bool) -> Iterator[HealthProblem]:
     for what, why in status.waiting_for.items():
-        yield HealthProblem(about, f"not ready: {what}: {why}", "Wait a moment; if it stays so, its log says why.")
+        if what != STORE:
+            yield HealthProblem(about, f"not ready: {what}: {why}", "Wait a moment; if it stays so, its log says why.")
+        elif not store_is_away:  # otherwise it was said once for all of them
+            action = "See what is between it and the metadata store, which answers others."
+            yield HealthProblem(about, f"not ready: {what}: {why}", action)
     for what, why in status.warnings.items():
         yield HealthProblem(about, f"{what}: {why}", "It still serves; act before it does not.")
 

@@ -23,6 +23,7 @@ from metastore.versions import Feature
 from metatxn.service.direct import add_routes
 from metatxn.service.exposure import Exposure
 from metatxn.service.http import create_app
+from metatxn.service.known_cluster import KnownCluster
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.operations import add_operations
 from metatxn.service.process_metrics import LoopLag, add_process_metrics
@@ -101,6 +102,8 @@ class BrokerService:
         SubscriptionMetrics(self.metrics.registry, lambda: self.broker)
         self.broker: Broker | None = None
         self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
+        self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
+        self._known = KnownCluster(store, self._guard)
         self._running = AsyncExitStack()
         self._throughput = Throughput(self.metrics.traffic.counts, clock, self._look_at_segments)
         self.app = self._create_app()
@@ -116,7 +119,6 @@ class BrokerService:
         self._peer_token = peer_token
         self._providers = Providers.load(transaction_buffers or {}, pending_ack_stores or {})
         self._membership = Membership(store, "broker", version("metatxn"))
-        self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
         self._memory: StoreMemory | None = None
 
     @property
@@ -158,6 +160,7 @@ class BrokerService:
         await self._memory.start()
         await self.broker.start()
         await self._running.enter_async_context(self.quotas.running())
+        await self._running.enter_async_context(self._known.running())
         await self._server.start()
         await self.broker.open_all()
         await self.broker.announcement.start()
@@ -198,6 +201,7 @@ class BrokerService:
             about=self._about,
             warnings=self._warnings,
             throughput=self._throughput.answer,
+            known=self._known,
         )
         return app
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import typer
@@ -16,13 +16,15 @@ import typer
 import metatxn
 from metatxn.cli import services
 from metatxn.cli.certificates import expires_at
-from metatxn.cli.options import ServiceOptions, shared, takes_session
+from metatxn.cli.logs import set_up_logs
+from metatxn.cli.members import asked_at_once, members_of
+from metatxn.cli.options import CliError, ServiceOptions, shared, takes_session
 from metatxn.cli.output import print_json, print_rows
 from metatxn.cli.status import hanging_problems, oldest_hanging, unserved_segments
 from metatxn.cli.store import looking_into
-from metatxn.health import HANGING_MS
+from metatxn.health import HANGING_MS, STORE_ACTION, AskedService, store_away
 from metatxn.wire.access import end_of_token
-from metatxn.wire.coordinator import Process
+from metatxn.wire.models import STORE, Process
 from metatxn.words import duration, size_text
 
 MOST_SKEW_MS = 500
@@ -31,6 +33,8 @@ SLOW_STORE_MS = 100.0
 FILLING_PERCENT = 80
 SOON_S = 14 * 86_400
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OPEN_WITHIN_S = 5.0
+OF_THE_STORE = ("upgrade", "segments", "transactions")
 COLUMNS = ("CHECK", "VERDICT", "ABOUT", "WHAT", "DO")
 
 
@@ -43,6 +47,14 @@ class Checked:
     verdict: str
     what: str
     action: str = ""
+
+
+class Answered(NamedTuple):
+    """Of a service that has answered: see `SeenService`."""
+
+    status: metatxn.ServiceStatus
+    ahead_ms: float
+    within_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +87,9 @@ def doctor(
     ] = None,
 ) -> None:
     """Check everything that may be set up wrongly, and say what to do. The exit code is 1 if there is a problem."""
-    with session.connect() as client:
-        url = session.url or shared(session.context).url
+    set_up_logs("error")
+    with session.client() as client:
+        url = session.service_url
         found = list(of_cluster(client, url, session.authorities))
         found += of_credentials(session.token or shared(session.context).token, url, session.authorities)
     of_store = list(examined(store)) if store is not None else [_not_examined()]
@@ -91,19 +104,26 @@ def doctor(
 def of_cluster(
     client: metatxn.Client, url: str, ca: str | None = None, clock: Callable[[], float] = time.time
 ) -> Iterator[Checked]:
-    cluster = client.cluster()
-    pairs = [("coordinator", each) for each in cluster.coordinators] + [("broker", each) for each in cluster.brokers]
-    seen = [_asked(client, name, process, clock) for name, process in pairs]
+    members = members_of(client, url)
+    answers = asked_at_once(members.services, lambda process: _asked(client, process, clock))
+    seen = [_seen(*service, answer) for service, answer in zip(members.services, answers, strict=True)]
+    if (away := store_away(AskedService(each.name, each.process, each.status) for each in seen)) is not None:
+        yield Checked("store", "cluster", "problem", away.text, STORE_ACTION)
     for service in seen:
         yield _address(service, url)
     for service in seen:
-        yield from _readiness(service)
+        yield from _readiness(service, store_is_away=away is not None)
     for service in seen:
         yield from _endings(service, url, ca, clock())
     yield from clocks(seen)
     yield from versions(seen)
+    if members.blind:
+        action = "Begin with the store." if away is not None else "Name another service with --url."
+        what = "not known: the service that was asked does not reach the metadata store"
+        yield from (Checked(check, "cluster", "skipped", what, action) for check in OF_THE_STORE)
+        return
     yield upgraded(client)
-    unserved = list(unserved_segments(client, {each.url.rstrip("/") for each in cluster.brokers}))
+    unserved = list(unserved_segments(client, members.broker_urls))
     yield from (Checked("segments", each.about, "problem", each.problem, each.action) for each in unserved)
     if not unserved:
         yield Checked("segments", "cluster", "ok", "each has a broker")
@@ -114,15 +134,17 @@ def of_cluster(
         yield Checked("transactions", "cluster", "ok", f"none has been open for {duration(HANGING_MS)}")
 
 
-def _asked(client: metatxn.Client, name: str, process: Process, clock: Callable[[], float]) -> SeenService:
+def _asked(client: metatxn.Client, process: Process, clock: Callable[[], float]) -> Answered:
     before = clock()
-    try:
-        status = client.service_status(process.url)
-    except metatxn.MetatxnError as error:
-        return SeenService(name, process, None, silence=str(error))
-    after = clock()
-    half_ms = (after - before) * 500
-    return SeenService(name, process, status, status.now_ms - before * 1000 - half_ms, half_ms)
+    status = client.service_status(process.url)
+    half_ms = (clock() - before) * 500
+    return Answered(status, status.now_ms - before * 1000 - half_ms, half_ms)
+
+
+def _seen(name: str, process: Process, answer: Answered | metatxn.MetatxnError) -> SeenService:
+    if isinstance(answer, metatxn.MetatxnError):
+        return SeenService(name, process, None, silence=str(answer))
+    return SeenService(name, process, answer.status, answer.ahead_ms, answer.within_ms)
 
 
 def _address(service: SeenService, url: str) -> Checked:
@@ -137,11 +159,16 @@ def _address(service: SeenService, url: str) -> Checked:
     return Checked(*said, "ok", f"{announced} answers")
 
 
-def _readiness(service: SeenService) -> Iterator[Checked]:
+def _readiness(service: SeenService, *, store_is_away: bool) -> Iterator[Checked]:
     if service.status is None:
         return
     for what, why in service.status.waiting_for.items():
-        yield Checked("ready", service.about, "problem", f"{what}: {why}", "Wait a moment; then its log says why.")
+        said, action = f"{what}: {why}", "Wait a moment; then its log says why."
+        if what == STORE and store_is_away:
+            said, action = f"it waits for the {STORE}", "See above."
+        elif what == STORE:
+            action = f"See what is between it and the {STORE}, which answers others."
+        yield Checked("ready", service.about, "problem", said, action)
     if not service.status.waiting_for:
         yield Checked("ready", service.about, "ok", f"for {duration(service.status.up_ms)} in service")
     if service.status.draining:
@@ -243,7 +270,10 @@ def examined(url: str) -> Iterator[Checked]:
         async for each in services.load("store_doctor")(opened):
             found.append(Checked(each.check, each.about, each.verdict, each.what, each.action))
 
-    looking_into(url, run)
+    try:
+        looking_into(url, run, open_within_s=OPEN_WITHIN_S)
+    except CliError as error:
+        yield Checked("store", "--store", "problem", str(error), "Start it, or correct --store.")
     yield from found
 
 

@@ -76,15 +76,19 @@ class ServiceOptions:
 
     def connect(self) -> metatxn.Client:
         """A client of a service that answers. A person does not want to wait for one that is not running."""
-        given = shared(self.context)
-        token, ca = self.token or given.token or None, self.authorities
-        client = metatxn.connect(self.service_url, token=token, ca=ca, listener=self.listener or given.listener)
+        client = self.client()
         try:
             client.cluster(patient=False)
         except metatxn.MetatxnError:
             client.close()
             raise
         return client
+
+    def client(self) -> metatxn.Client:
+        """A client that has asked nothing yet."""
+        given = shared(self.context)
+        token, ca = self.token or given.token or None, self.authorities
+        return metatxn.connect(self.service_url, token=token, ca=ca, listener=self.listener or given.listener)
 
     @property
     def service_url(self) -> str:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import typer
 
 import metatxn
+from metatxn.cli.members import asked_at_once, members_of
 from metatxn.cli.options import ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_fields, print_json, print_rows
+from metatxn.cli.output import as_json, print_error, print_error_as_json, print_fields, print_json, print_rows
 from metatxn.cli.times import DURATION_HELP, one_duration
 from metatxn.health import (
     HANGING_MS,
     AskedService,
     HealthProblem,
+    StoreAway,
     hanging_problem,
     per_second,
-    processes_of,
     service_problems,
+    store_away,
     topic_problems,
 )
 from metatxn.wire.coordinator import HangingTransaction
@@ -34,14 +36,17 @@ MOST_TOPICS = 1_000
 DEFAULT_INTERVAL_S = 2.0
 LATELY_MS = 60_000
 """The time over which rates are shown."""
+UNKNOWN = "not known: the service that was asked does not reach the metadata store"
 COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "DISK", "VERSION")
 
 
 @dataclass(slots=True)
 class Findings:
-    """`rates` are those of the last minute, per second, of all services together."""
+    """`rates` are those of the last minute, per second, of all services together. `blind` means that nothing is known
+    but what services tell of themselves (see `ClusterMembers`)."""
 
     services: list[AskedService] = field(default_factory=list)
+    blind: bool = False
     topics: int = 0
     more_topics: bool = False
     hanging: Sequence[HangingTransaction] = ()
@@ -53,6 +58,10 @@ class Findings:
     def statuses(self) -> list[metatxn.ServiceStatus]:
         return [service.status for service in self.services if service.status is not None]
 
+    @property
+    def store_away(self) -> StoreAway | None:
+        return store_away(self.services)
+
     def answers(self, name: str) -> bool:
         """Whether there is a service with this role that answers."""
         return any(service.name == name and service.status is not None for service in self.services)
@@ -63,11 +72,12 @@ class Findings:
         return {
             "healthy": not self.problems,
             "store": as_json(store),
+            "store_away": None if self.store_away is None else asdict(self.store_away),
             "services": [
                 {"id": each.process.id, "url": each.process.url, "service": each.name, "status": as_json(each.status)}
                 for each in self.services
             ],
-            "topics": self.topics,
+            "topics": None if self.blind else self.topics,
             "more_topics": self.more_topics,
             "open_transactions": as_json(open_),
             "rates": self.rates,
@@ -88,37 +98,48 @@ def status(
 ) -> None:
     """Show the services, the store, what is open, and what is wrong. The exit code is 1 if anything is."""
     interval_s = one_duration("--interval", interval, interval_s, DEFAULT_INTERVAL_S, unit_ms=1_000)
+    if not watch:
+        raise typer.Exit(EXIT_UNHEALTHY if _look_and_print(session).problems else 0)
     while True:
-        with session.connect() as client:
-            found = look(client)
-        if session.json:
-            print_json(found.as_object())
-        else:
-            _print(found)
-        if not watch:
-            raise typer.Exit(EXIT_UNHEALTHY if found.problems else 0)
+        try:
+            _look_and_print(session)
+        except metatxn.MetatxnError as error:  # it may answer again
+            (print_error_as_json if session.json else print_error)(f"{error.detail}. {error.action}", error)
         threading.Event().wait(interval_s)  # Ctrl-C ends it
         print()
 
 
-def look(client: metatxn.Client) -> Findings:
-    cluster = client.cluster()
-    found = Findings([_asked(client, name, process) for name, process in processes_of(cluster)])
+def _look_and_print(session: ServiceOptions) -> Findings:
+    with session.client() as client:
+        found = look(client, session.service_url)
+    if session.json:
+        print_json(found.as_object())
+    else:
+        _print(found)
+    return found
+
+
+def look(client: metatxn.Client, url: str) -> Findings:
+    members = members_of(client, url)
+    answers = asked_at_once(members.services, lambda process: client.service_status(process.url))
+    services = [_asked(*service, answer) for service, answer in zip(members.services, answers, strict=True)]
+    found = Findings(services, members.blind)
     found.problems += service_problems(found.services)
     found.rates = _rates(client, found.services)
+    if found.blind:
+        return found
     if found.answers("broker"):
-        found.problems += _of_topics(client, found, {process.url for process in cluster.brokers})
+        found.problems += _of_topics(client, found, members.broker_urls)
     if found.answers("coordinator"):
         found.hanging, found.more_hanging = oldest_hanging(client)
         found.problems += hanging_problems(found.hanging, more=found.more_hanging)
     return found
 
 
-def _asked(client: metatxn.Client, name: str, process: Process) -> AskedService:
-    try:
-        return AskedService(name, process, client.service_status(process.url))
-    except metatxn.MetatxnError as error:
-        return AskedService(name, process, silence=str(error))
+def _asked(name: str, process: Process, answer: metatxn.ServiceStatus | metatxn.MetatxnError) -> AskedService:
+    if isinstance(answer, metatxn.MetatxnError):
+        return AskedService(name, process, silence=str(answer))
+    return AskedService(name, process, answer)
 
 
 def _rates(client: metatxn.Client, services: Sequence[AskedService]) -> dict[str, float]:
@@ -168,12 +189,10 @@ def _print(found: Findings) -> None:
     store, open_ = shown["store"], shown["open_transactions"]
     fields = {
         "cluster": "unhealthy, see below" if found.problems else "healthy",
-        "store": _store_text(store) if store else "no answer",
-        "topics": f"{found.topics}{' or more' if found.more_topics else ''}",
-        "transactions": f"{open_['count']} open, the oldest for {duration(open_['oldest_ms'])}"
-        if open_
-        else "not counted yet",
-        "hanging": f"{len(found.hanging)}{' or more' if found.more_hanging else ''}",
+        "store": _store_text(store) if store else found.store_away.text if found.store_away else "no answer",
+        "topics": UNKNOWN if found.blind else f"{found.topics}{' or more' if found.more_topics else ''}",
+        "transactions": _open_text(open_, found.store_away) if open_ else "not counted yet",
+        "hanging": UNKNOWN if found.blind else f"{len(found.hanging)}{' or more' if found.more_hanging else ''}",
         "garbage": _garbage(found.statuses) or "not looked at yet",
     }
     if found.rates:
@@ -189,6 +208,12 @@ def _print(found: Findings) -> None:
 def _store_text(store: Mapping[str, Any]) -> str:
     size = f", {size_text(store['size_bytes'])}" if "size_bytes" in store else ""
     return f"{store['kind']}, revision {store['revision']}, read in {store['read_ms']} ms{size}"
+
+
+def _open_text(counted: Mapping[str, Any], away: StoreAway | None) -> str:
+    if away is not None:
+        return f"{counted['count']} were open when they were counted last"
+    return f"{counted['count']} open, the oldest for {duration(counted['oldest_ms'])}"
 
 
 def _garbage(statuses: Sequence[metatxn.ServiceStatus]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -157,12 +158,18 @@ def sizes(
         print_note(EMPTY)
 
 
-def looking_into(url: str, run: Callable[[services.Store], Awaitable[None]]) -> None:
+def looking_into(
+    url: str, run: Callable[[services.Store], Awaitable[None]], *, open_within_s: float | None = None
+) -> None:
     """Open the store, `run`, and close it. An error becomes one line."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            opened = await services.connect_store(url, to_read=True)
+            try:
+                async with asyncio.timeout(open_within_s):
+                    opened = await services.connect_store(url, to_read=True)
+            except TimeoutError:
+                raise CliError(f"cannot open the store {url}: no answer within {open_within_s:g} s.") from None
             stack.push_async_callback(opened.close)
             try:
                 await run(opened)

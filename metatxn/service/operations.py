@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,18 +17,22 @@ from metastore.errors import MetastoreError
 from metastore.incarnation import version_of
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
+from metastore.types import Record
 from metatxn.service import audit_pages
 from metatxn.service.http import Caller
+from metatxn.service.known_cluster import WITHIN_SECONDS, KnownCluster
 from metatxn.service.listeners import UsedListener
 from metatxn.service.openapi import problems
 from metatxn.wire.access import AccessInfo
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.listeners import address_for
 from metatxn.wire.models import (
+    STORE,
     AuditPage,
     BrokerProcess,
     Cluster,
     Health,
+    KnownServices,
     Liveness,
     Process,
     ServiceStatus,
@@ -36,10 +40,9 @@ from metatxn.wire.models import (
     ThroughputAnswer,
 )
 
-READY_WITHIN_SECONDS = 5
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _PageToken = Annotated[str | None, Query(max_length=1024)]
-_NOT_READY = Health(ready=False, waiting_for={"metadata store": "no answer"})
+_NOT_READY = Health(ready=False, waiting_for={STORE: "no answer within 3 s"})
 
 
 async def _nothing() -> dict[str, str]:
@@ -56,13 +59,14 @@ def add_operations(
     warnings: Callable[[], dict[str, str]] = dict,
     about: Callable[[], dict[str, Any]] = dict,
     throughput: Callable[[], ThroughputAnswer],
+    known: KnownCluster,
 ) -> None:
     """`waiting_for` names what is not recovered yet, and why; it is empty if this process is ready. `behind` does the
     same, but reads the store, and is called only once the store answers. `warnings` names what is out of order in a
     process that is ready. `about` returns the fields of `ServiceStatus` that only this service has. `throughput`
-    returns what it has done lately."""
+    returns what it has done lately, and `known` what it knows without the store."""
     began = time.monotonic()
-    look = partial(_look, store, waiting_for, behind)
+    look = partial(_look, store, known, waiting_for, behind)
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["operations"])
@@ -89,7 +93,7 @@ def add_operations(
         return JSONResponse(health.model_dump(exclude_none=True), status_code=503 if missing else 200)
 
     @app.get("/v1/status", tags=["operations"])
-    async def status() -> ServiceStatus:
+    async def status(listener: UsedListener) -> ServiceStatus:
         """Show this service, and what it sees of the metadata store. The answer is 200 even if it is not ready."""
         missing, found = await look()
         if found is not None:
@@ -103,6 +107,8 @@ def add_operations(
             waiting_for=missing,
             warnings=warnings(),
             store=found,
+            store_answered_ms=known.answered_ms,
+            last_known=_last_known(known, listener) if found is None else None,
             **about(),
         )
 
@@ -111,32 +117,45 @@ def add_operations(
 
 
 async def _look(
-    store: MetadataStore, waiting_for: Callable[[], dict[str, str]], behind: Callable[[], Awaitable[dict[str, str]]]
+    store: MetadataStore,
+    known: KnownCluster,
+    waiting_for: Callable[[], dict[str, str]],
+    behind: Callable[[], Awaitable[dict[str, str]]],
 ) -> tuple[dict[str, str], StoreStatus | None]:
     """What is missing, and what the store shows if it answers."""
     missing, found = dict(waiting_for()), None
     asked = time.perf_counter()
     try:
-        async with asyncio.timeout(READY_WITHIN_SECONDS):
+        async with asyncio.timeout(known.patience_s):
             revision = await store.current_revision()
             read_ms = round((time.perf_counter() - asked) * 1000, 3)
             found = StoreStatus(kind=store.kind, revision=revision, read_ms=read_ms)
             missing |= await behind()
     except (MetastoreError, TimeoutError) as error:
-        missing["metadata store"] = str(error) or "no answer"
+        missing[STORE] = str(error) or known.silence
     return missing, found
+
+
+def _last_known(known: KnownCluster, listener: str | None) -> KnownServices:
+    return KnownServices(
+        coordinators=_processes(known.announced(paths.COORDINATORS), paths.COORDINATORS, Process, listener),
+        brokers=_processes(known.announced(paths.BROKERS), paths.BROKERS, BrokerProcess, listener),
+    )
 
 
 async def _size(store: MetadataStore) -> int | None:
     """None if it is not told soon."""
     try:
-        async with asyncio.timeout(READY_WITHIN_SECONDS):
+        async with asyncio.timeout(WITHIN_SECONDS):
             return await store.size_bytes()
     except (MetastoreError, TimeoutError):
         return None
 
 
 def _add_cluster(app: FastAPI, store: MetadataStore) -> None:
+    async def announced(prefix: str) -> Iterable[Record]:
+        return (await store.range(prefix, prefix_end(prefix))).records
+
     @app.get(
         "/v1/cluster",
         tags=["operations"],
@@ -146,8 +165,8 @@ def _add_cluster(app: FastAPI, store: MetadataStore) -> None:
     async def cluster(listener: UsedListener) -> Cluster:
         """List every coordinator and broker, so that a client needs to know only one URL."""
         return Cluster(
-            coordinators=await _processes(store, paths.COORDINATORS, Process, listener),
-            brokers=await _processes(store, paths.BROKERS, BrokerProcess, listener),
+            coordinators=_processes(await announced(paths.COORDINATORS), paths.COORDINATORS, Process, listener),
+            brokers=_processes(await announced(paths.BROKERS), paths.BROKERS, BrokerProcess, listener),
             revision=await store.current_revision(),
             version=await version_of(store),
         )
@@ -180,11 +199,10 @@ def _add_own(app: FastAPI, throughput: Callable[[], ThroughputAnswer]) -> None:
 P = TypeVar("P", bound=Process)
 
 
-async def _processes(store: MetadataStore, prefix: str, kind: type[P], listener: str | None) -> list[P]:
+def _processes(records: Iterable[Record], prefix: str, kind: type[P], listener: str | None) -> list[P]:
     """What each of them has announced, as far as it is shown, with its address for clients of this listener."""
-    found = await store.range(prefix, prefix_end(prefix))
     processes = []
-    for record in found.records:
+    for record in records:
         announced: dict[str, Any] = json.loads(record.value)
         url = address_for(listener, announced["url"], announced.get("listeners"))
         about = announced | {"id": unescape(record.key.removeprefix(prefix)), "url": url}

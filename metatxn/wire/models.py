@@ -208,13 +208,26 @@ class OpenTransactions(BaseModel):
     oldest_ms: int
 
 
+class KnownServices(BaseModel):
+    """The services that were announced when the metadata store answered last."""
+
+    coordinators: list[Process]
+    brokers: list[BrokerProcess]
+
+
+STORE = "metadata store"
+"""Its name in `waiting_for`."""
+
+
 class ServiceStatus(BaseModel):
     """One service and what it sees; `ready`, `waiting_for` and `warnings` are those of `Health`. `store` is null if the
     store does not answer, `open_transactions` at brokers and before the first count, `segments` (those that are
     served) and `draining` at coordinators, and `disk` also at brokers with an object store. `gc_backlog` counts the
     headers past their retention time that the last sweep of this coordinator had to keep, because brokers have not
     cleaned up behind them; it is null at brokers and before the first sweep. `peer_token_ends_ms` is when a token ends
-    that a broker shows to others, if it is signed. Times are in milliseconds."""
+    that a broker shows to others, if it is signed. `store_answered_ms` is when the store last answered this service,
+    which asks it every two seconds; `last_known` are the services that it then knew, and is null while the store
+    answers. Times are in milliseconds."""
 
     model_config = example(
         service="broker",
@@ -231,6 +244,8 @@ class ServiceStatus(BaseModel):
         open_transactions=None,
         gc_backlog=None,
         peer_token_ends_ms=1774000000000,
+        store_answered_ms=1772442239000,
+        last_known=None,
     )
 
     service: Literal["coordinator", "broker"]
@@ -247,3 +262,5 @@ class ServiceStatus(BaseModel):
     open_transactions: OpenTransactions | None = None
     gc_backlog: int | None = None
     peer_token_ends_ms: int | None = None
+    store_answered_ms: int | None = None
+    last_known: KnownServices | None = None

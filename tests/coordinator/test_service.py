@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 import httpx
 import pytest
@@ -15,9 +16,14 @@ from coordinator.service import STOP_GRACE_S, CoordinatorService
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
+from metastore.errors import StoreUnavailable
+from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
 from metastore.txn.records.processes import ProcessRecord
+from metastore.types import Snapshot
 from metastore.versions import SPEAKS
+from metatxn.service.known_cluster import AWAY_AFTER_MS, AWAY_WITHIN_SECONDS, WITHIN_SECONDS, KnownCluster
+from metatxn.wire.listeners import LISTENER_HEADER
 from tests.coordinator.conftest import FakeClock
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
@@ -39,6 +45,48 @@ async def test_it_announces_itself_and_withdraws(truth: MemoryStore) -> None:
     await first.stop()
     await first.stop()
     assert (await truth.scan(paths.COORDINATORS)).records == []
+
+
+async def test_while_the_store_is_away_it_tells_whom_it_knew(
+    truth: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CONTRACT: `last_known`, with the addresses of the caller's listener, and `store_answered_ms`."""
+
+    async def no_answer(_: Sequence[str]) -> Snapshot:
+        raise StoreUnavailable("nobody listens")
+
+    store, clock = FaultyStore(truth), FakeClock()
+    service = CoordinatorService(store, port=0, clock=clock)
+    broker = b'{"url": "http://b", "listeners": {"outside": "http://b.example"}}'
+    await truth.apply(truth.batch().put(paths.broker_process("b/1"), broker))
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
+        there = (await client.get("/v1/status")).json()
+        assert (there["ready"], there["store_answered_ms"], there["last_known"]) == (True, clock.now_ms, None)
+        clock.now_ms += 1
+        monkeypatch.setattr(store, "get_many", no_answer)
+        away = (await client.get("/v1/status", headers={LISTENER_HEADER: "outside"})).json()
+        assert (away["store"], away["waiting_for"]["metadata store"]) == (None, "nobody listens")
+        assert away["store_answered_ms"] <= clock.now_ms
+        known = away["last_known"]
+        assert [each["url"] for each in known["coordinators"]] == [service.url]
+        assert [(each["id"], each["url"]) for each in known["brokers"]] == [("b/1", "http://b.example")]
+    await service.stop()
+
+
+async def test_nobody_waits_long_for_a_store_that_has_been_away(truth: MemoryStore) -> None:
+    clock = FakeClock()
+    guard = IncarnationGuard(truth, clock)
+    known = KnownCluster(truth, guard)
+    assert known.patience_s == WITHIN_SECONDS, "it was not asked yet"
+    await guard.start()
+    await guard.stop()
+    clock.now_ms += AWAY_AFTER_MS
+    assert known.patience_s == WITHIN_SECONDS
+    clock.now_ms += 1
+    assert known.patience_s == AWAY_WITHIN_SECONDS
+    await guard.look()
+    assert known.patience_s == WITHIN_SECONDS
 
 
 async def test_it_is_announced_before_it_reads_the_cluster_version(store: FaultyStore) -> None:

@@ -25,7 +25,7 @@ from metatxn.cli import doctor, status
 from metatxn.wire.models import BrokerProcess, DiskSpace
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
-from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, Services
+from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, Services, WithoutStore
 
 NOW_S = 1_000.0
 
@@ -78,6 +78,25 @@ def test_each_check_of_a_healthy_cluster_says_that_it_has_looked() -> None:
 )
 def test_what_services_tell(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert wrong(Services(**changes)) == expected
+
+
+def test_a_store_that_is_away() -> None:
+    """What services say of themselves is checked, and the rest skipped."""
+    assert wrong(WithoutStore()) == [
+        ("store", "cluster"),
+        ("address", "broker gone"),
+        ("ready", "coordinator c"),
+        ("ready", "broker b"),
+        *((check, "cluster") for check in doctor.OF_THE_STORE),
+    ]
+
+
+def test_a_store_that_cannot_be_opened_is_a_problem_among_others(dev: DevServer, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/missing.db"
+    done = run_here("doctor", "--store", store, "-o", "json", METATXN_URL=dev.coordinator_url)
+    problems = {each["about"]: each for each in json.loads(done.stdout) if each["verdict"] == "problem"}
+    assert store in problems["--store"]["what"] and done.returncode == 1
+    assert any(each["check"] == "address" for each in json.loads(done.stdout)) and done.stderr == ""
 
 
 @pytest.mark.parametrize(("used", "verdict"), [(79, "ok"), (80, "advice")])

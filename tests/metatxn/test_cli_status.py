@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,14 +15,16 @@ from typing import Any, cast
 import pytest
 
 import metatxn
-from metatxn.cli import status
+from metatxn.cli import members, status
 from metatxn.health import hanging_problem
 from metatxn.wire.broker import SegmentInfo, TopicInfo
 from metatxn.wire.coordinator import HangingTransaction, TouchedSegment
 from metatxn.wire.models import (
+    STORE,
     BrokerProcess,
     Cluster,
     DiskSpace,
+    KnownServices,
     OpenTransactions,
     Process,
     ServiceStatus,
@@ -87,7 +90,7 @@ class Services:
         )
         self.brokers = [BROKER]
 
-    def cluster(self) -> Cluster:
+    def cluster(self, *, patient: bool = True) -> Cluster:
         return Cluster(coordinators=[COORDINATOR], brokers=self.brokers, revision=7)
 
     def service_status(self, url: str) -> ServiceStatus:
@@ -120,13 +123,15 @@ class Services:
 
 
 def problems(services: Services) -> list[str]:
-    return [f"{one.about}: {one.problem}" for one in status.look(cast(metatxn.Client, services)).problems]
+    return [
+        f"{one.about}: {one.problem}" for one in status.look(cast(metatxn.Client, services), COORDINATOR.url).problems
+    ]
 
 
 def test_nothing_is_wrong_with_these(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(status, "MOST_TOPICS", 1)
     assert problems(Services()) == []
-    status._print(status.look(cast(metatxn.Client, Services())))
+    status._print(status.look(cast(metatxn.Client, Services()), COORDINATOR.url))
     printed = capsys.readouterr().out
     lately = "throughput    12.0k messages/s in (800.0 KiB/s), 0.4 messages/s out (4 B/s)\n"
     garbage = "1,234 ended transactions wait for brokers to clean up"
@@ -158,7 +163,7 @@ def test_what_services_say_is_wrong(changes: dict[str, Any], said: str) -> None:
 def test_a_broker_that_drains_is_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
     draining = Services(draining=True)
     assert problems(draining) == []
-    status._print(status.look(cast(metatxn.Client, draining)))
+    status._print(status.look(cast(metatxn.Client, draining), COORDINATOR.url))
     assert re.search(r"^broker +http://b +draining ", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -177,6 +182,87 @@ def test_a_cluster_without_a_broker() -> None:
     services = Services()
     services.brokers = []
     assert problems(services) == ["cluster: there is no broker"]
+
+
+class WithoutStore(Services):
+    """The store answers none of the services, or only not the coordinator, which is the one that is asked."""
+
+    def __init__(self, *, all_of_them: bool = True) -> None:
+        super().__init__()
+        self.all_of_them = all_of_them
+        self.known: KnownServices | None = KnownServices(coordinators=[COORDINATOR], brokers=[BROKER, GONE])
+
+    def cluster(self, *, patient: bool = True) -> Cluster:
+        raise AssertionError("this takes long, and fails")
+
+    topics = cluster  # type: ignore[assignment]
+    hanging = cluster  # type: ignore[assignment]
+
+    def service_status(self, url: str) -> ServiceStatus:
+        found = super().service_status(url)
+        if url == BROKER.url and not self.all_of_them:
+            return found
+        away = {"store": None, "ready": False, "waiting_for": {STORE: f"{url} gets no answer"}}
+        answered_ms = found.now_ms - (90_000 if url == COORDINATOR.url else 61_000)
+        return found.model_copy(update=away | {"store_answered_ms": answered_ms, "last_known": self.known})
+
+
+def test_a_store_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who answers is shown all the same, and the store is named once, as the one that it answered last says it."""
+    found = status.look(cast(metatxn.Client, WithoutStore()), COORDINATOR.url)
+    assert [(one.about, one.problem) for one in found.problems] == [
+        ("store", "no answer for 1m 1s: http://b gets no answer"),
+        ("broker gone", "nobody listens there"),
+    ]
+    status._print(found)
+    printed = capsys.readouterr().out
+    assert re.search(r"^coordinator +http://c +no ", printed, re.MULTILINE)
+    assert re.search(r"^broker +http://gone +no answer ", printed, re.MULTILINE)
+    assert printed.count(status.UNKNOWN) == 2 and "2 were open when they were counted last" in printed
+    said = found.as_object()
+    assert (said["healthy"], said["store"], said["topics"]) == (False, None, None)
+    assert said["store_away"] == {"why": "http://b gets no answer", "answered_ms": 939_000, "for_ms": 61_000}
+
+
+def test_a_service_that_alone_does_not_reach_the_store() -> None:
+    found = status.look(cast(metatxn.Client, WithoutStore(all_of_them=False)), COORDINATOR.url)
+    assert found.store_away is None and found.as_object()["store"]["kind"] == "etcd"
+    assert "coordinator c: not ready: metadata store: http://c gets no answer" in [
+        f"{one.about}: {one.problem}" for one in found.problems
+    ]
+
+
+def test_a_service_that_knows_no_others() -> None:
+    services = WithoutStore()
+    services.known = None
+    found = status.look(cast(metatxn.Client, services), COORDINATOR.url)
+    assert [(each.name, each.process.url) for each in found.services] == [("coordinator", COORDINATOR.url)]
+
+
+def test_a_service_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "ANSWER_WITHIN_S", 0.05)
+    services, closed = Services(), threading.Event()
+    services.brokers = [GONE]
+    asked = services.service_status
+    monkeypatch.setattr(services, "service_status", lambda url: closed.wait() if url == GONE.url else asked(url))
+    try:
+        assert f"broker gone: {GONE.url} did not answer within 0.05 s" in problems(services)
+    finally:
+        closed.set()
+
+
+def test_watching_goes_on_when_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pause:
+        looks = 0
+
+        def wait(self, seconds: float) -> None:
+            Pause.looks += 1
+            if Pause.looks == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "threading", SimpleNamespace(Event=Pause))
+    done = run_here("status", "--watch", METATXN_URL="http://127.0.0.1:1")
+    assert (done.returncode, done.stderr.count("nothing answers at http://127.0.0.1:1")) == (130, 2)
 
 
 def test_watching_looks_again(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
