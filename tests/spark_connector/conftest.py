@@ -24,6 +24,7 @@ collect_ignore = [] if FULL else ["test_connect.py", "test_shipping.py"]
 """These take long: `make spark-matrix` runs them."""
 if not (WHOLE or FULL):
     collect_ignore.append("test_tracing.py")  # which starts a cluster of Spark for itself
+PRELOADED = Path(__file__).parent / "preloaded"
 TopicFactory = Callable[..., str]
 
 
@@ -36,7 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # Functions of these tests run in the workers too, which must be able to import their modules.
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        [str(PRELOADED), str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     session = (
         SparkSession.builder.master("local[2,3]")
