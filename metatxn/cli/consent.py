@@ -12,8 +12,11 @@ from typing import Annotated
 
 import typer
 
+import metatxn
 from metatxn.cli.options import CliError, ServiceOptions, takes
 from metatxn.cli.output import printable
+from metatxn.wire.access import AccessInfo
+from metatxn.wire.names import topic_name
 
 YES = frozenset({"y", "yes"})
 
@@ -46,6 +49,29 @@ def _ask(effect: str) -> None:
     print(f"This will {printable(effect)}\nContinue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in YES:
         raise CliError("nothing was changed, because the answer was not yes. Give --yes to be asked nothing.")
+
+
+def check_administers(client: metatxn.Client, topic: str) -> None:
+    """A dry run changes nothing, so no service refuses it. Raises `NotAllowed` where the change itself would be."""
+    try:
+        name = topic_name(topic)
+    except ValueError:
+        return  # there is no such topic, as the next request says
+    access = client.access()
+    if not access.may("admin", name):
+        raise _lacks(access, f"the right admin on topic {name}")
+
+
+def check_administers_all(client: metatxn.Client, prefix: str) -> None:
+    """The same for a change of every topic whose name begins with `prefix`."""
+    access = client.access()
+    if not access.may_below("admin", prefix):
+        raise _lacks(access, f"the right admin on all topics {prefix}*")
+
+
+def _lacks(access: AccessInfo, what: str) -> metatxn.NotAllowed:
+    action = "Use a token of a principal that has this right, or have the right granted."
+    return metatxn.NotAllowed(f"principal {access.principal!r} lacks {what}", action=action)
 
 
 takes_consent = takes("consent", ConsentOptions)

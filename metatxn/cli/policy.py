@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from metatxn.cli.consent import ConsentOptions, takes_consent
+from metatxn.cli.consent import ConsentOptions, check_administers_all, takes_consent
 from metatxn.cli.options import CliError, ServiceOptions, takes, takes_session
 from metatxn.cli.output import print_json, print_rows
 from metatxn.wire.policies import MIN_ROLL_MS, UNLIMITED, PolicyInfo, PolicySettings
@@ -208,6 +208,8 @@ def set_(
             return client.cluster_policy() if chosen is None else client.namespace_policy(chosen)
 
         about = "the cluster" if chosen is None else f"namespace {chosen}"
+        if consent.dry_run:
+            check_administers_all(client, "" if chosen is None else f"{chosen}/")
         if not agreed(session, consent, about, changes, present):
             return
         found = (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import typer
 
 from metatxn.cli.blockers import blockers, print_blockers
-from metatxn.cli.consent import ConsentOptions, takes_consent
+from metatxn.cli.consent import ConsentOptions, check_administers, takes_consent
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json
 from metatxn.cli.topic import SegmentArgument
 from metatxn.wire.broker import SegmentDetail
+from metatxn.wire.names import topic_of_segment
 from metatxn.words import count_text, size_text
 
 app = typer.Typer(
@@ -66,6 +67,8 @@ def delete(session: ServiceOptions, consent: ConsentOptions, segment: SegmentArg
         return f"drop the {left} of {segment}, which is {found.state}, unless something needs it, and remove it."
 
     with session.connect() as client:
+        if consent.dry_run:
+            check_administers(client, topic_of_segment(segment))
         if not consent.given(session, effect):
             return
         client.delete_segment(segment)

@@ -17,7 +17,7 @@ import metatxn
 from metatxn.cli.blockers import Blocker, blockers, details, note, print_blockers
 from metatxn.cli.columns import columns_text, parsed_columns
 from metatxn.cli.completion import complete_segment, complete_subscription, complete_topic, complete_txn
-from metatxn.cli.consent import ConsentOptions, counted, takes_consent
+from metatxn.cli.consent import ConsentOptions, check_administers, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import (
     as_json,
@@ -33,7 +33,7 @@ from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, TIME_HELP, delivery_time, time_of
 from metatxn.cli.txn import full_id, named_values
 from metatxn.wire.broker import ReadHoldInfo, SegmentDetail, TopicCount, TopicInfo
-from metatxn.wire.names import TopicFormat
+from metatxn.wire.names import TopicFormat, topic_of_segment
 from metatxn.words import short_id, size_text
 
 app = typer.Typer(
@@ -140,6 +140,8 @@ def set_(session: ServiceOptions, consent: ConsentOptions, settings: SettingOpti
     """Change a topic's policy, while it is in use. What is not named stays as it is."""
     changes = settings.changes()
     with session.connect() as client:
+        if consent.dry_run:
+            check_administers(client, topic)
         if agreed(session, consent, f"topic {topic}", changes, lambda: client.topic_policy(topic)):
             show_policy(session, client.set_topic_policy(topic, **changes))
 
@@ -348,6 +350,8 @@ def merge(
 def seal(session: ServiceOptions, consent: ConsentOptions, segment: SegmentArgument) -> None:
     """Seal a segment without successor: it accepts no more messages, and what it holds stays readable."""
     with session.connect() as client:
+        if consent.dry_run:
+            check_administers(client, topic_of_segment(segment))
         if not consent.given(session, lambda: f"seal {client.segment(segment).segment} for ever, without a successor."):
             return
         show_children(session, client.seal_segment(segment))
@@ -371,6 +375,8 @@ def trim(
         return f"drop the entries of {segment} from {found.first_position} up to, but not including, {before}."
 
     with session.connect() as client:
+        if consent.dry_run:
+            check_administers(client, topic_of_segment(segment))
         if not consent.given(session, effect):
             return
         first = client.trim_segment(segment, before)
@@ -383,6 +389,8 @@ def trim(
 def delete(session: ServiceOptions, consent: ConsentOptions, topic: TopicArgument) -> None:
     """Delete a topic with its messages and subscriptions. Open transactions that wrote to it end like any others."""
     with session.connect() as client:
+        if consent.dry_run:
+            check_administers(client, topic)
         if not consent.given(session, lambda: _deletion_of(client, topic)):
             return
         client.delete_topic(topic)

@@ -26,6 +26,17 @@ def grants(patterns: Mapping[str, Collection[Right]], right: Right | None, topic
     )
 
 
+def grants_below(patterns: Mapping[str, Collection[Right]], right: Right, prefix: str) -> bool:
+    """Whether a pattern grants the right on every topic whose name begins with `prefix`.
+
+    A pattern that ends in `*` and matches the prefix alone matches whatever follows, too. Others do not count.
+    """
+    return any(
+        right in rights and pattern.endswith("*") and fnmatchcase(prefix, pattern)
+        for pattern, rights in patterns.items()
+    )
+
+
 def end_of_token(token: str | None) -> float | None:
     """When a signed token (JWT) ends by its own words, in seconds since 1970; None for a token of another kind. Its
     signature is not looked at."""
@@ -85,6 +96,10 @@ class AccessInfo(BaseModel):
 
     def may(self, right: Right, topic: str) -> bool:
         return self.admin or grants(self.topics, right, topic)
+
+    def may_below(self, right: Right, prefix: str) -> bool:
+        """Whether the caller has the right on every topic whose name begins with `prefix`."""
+        return self.admin or grants_below(self.topics, right, prefix)
 
     def may_see(self, topic: str) -> bool:
         """Whether the caller has any right on the topic."""

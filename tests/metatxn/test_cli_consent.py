@@ -13,6 +13,7 @@ import pytest
 
 import metatxn
 from metatxn.cli import consent
+from metatxn.wire.access import AccessInfo
 from tests.metatxn.command_line import Done, error_line, run_here
 from tests.metatxn.dev_server import DevServer
 
@@ -109,6 +110,36 @@ def test_a_policy_that_may_drop_messages_is_asked_about(cli: Callable[..., Done]
 
 def test_a_trial_of_what_is_not_there_fails(cli: Callable[..., Done]) -> None:
     assert "does not exist" in error_line(cli("topic", "delete", "nowhere", "--dry-run"))
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks"),
+    [
+        (("topic", "set", "{topic}", "--retention-ms", "1"), "the right admin on topic public/default/{topic}"),
+        (("topic", "delete", "{topic}"), "the right admin on topic public/default/{topic}"),
+        (("topic", "seal", "{segment}"), "the right admin on topic public/default/{topic}"),
+        (("topic", "trim", "{segment}", "--before", "1:0"), "the right admin on topic public/default/{topic}"),
+        (("segment", "delete", "{segment}"), "the right admin on topic public/default/{topic}"),
+        (("policy", "set", "public/default", "--retention-ms", "1"), "the right admin on all topics public/default/*"),
+        (("policy", "set", "--cluster", "--retention-ms", "1"), "the right admin on all topics *"),
+    ],
+)
+def test_a_dry_run_is_refused_as_the_change_would_be(
+    command: tuple[str, ...],
+    lacks: str,
+    cli: Callable[..., Done],
+    topic: str,
+    client: metatxn.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (segment,) = client.topic(topic).segments
+    names = {"topic": topic, "segment": segment.segment}
+    access = AccessInfo(principal="bob", admin=False, topics={"*": ["consume"], "public/other/*": ["admin"]})
+    monkeypatch.setattr(metatxn.Client, "access", lambda _: access)
+    refused = error_line(cli(*(part.format(**names) for part in command), "--dry-run"))
+    assert f"principal 'bob' lacks {lacks.format(**names)}." in refused
+    access.topics["*"].append("admin")
+    assert cli(*(part.format(**names) for part in command), "--dry-run").stdout.startswith("would ")
 
 
 @pytest.mark.usefixtures("terminal")

@@ -12,13 +12,12 @@ While authentication is off, every caller is `ANYONE`, who may do everything and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from metatxn.wire import errors
-from metatxn.wire.access import AccessInfo, Right, grants
+from metatxn.wire.access import AccessInfo, Right, grants, grants_below
 from metatxn.wire.text import no_control_characters
 
 
@@ -43,10 +42,6 @@ class Grants(BaseModel):
 
     admin: StrictBool = False
     topics: dict[TopicPattern, frozenset[Right]] = {}
-
-
-def _all_below(pattern: str, prefix: str) -> bool:
-    return pattern.endswith("*") and fnmatchcase(prefix, pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +78,8 @@ class Principal:
             raise self.lacks(f"the right {right} on topic {topic}", right=right, topic=topic)
 
     def require_below(self, right: Right, prefix: str) -> None:
-        """Raises NOT_ALLOWED unless the principal has the right on every topic whose name begins with `prefix`.
-
-        A pattern that ends in `*` and matches the prefix alone matches whatever follows, too. Others do not count.
-        """
-        rights = [rights for pattern, rights in self.grants.topics.items() if _all_below(pattern, prefix)]
-        if not self.superuser and not any(right in each for each in rights):
+        """Raises NOT_ALLOWED unless the principal has the right on every topic whose name begins with `prefix`."""
+        if not self.superuser and not grants_below(self.grants.topics, right, prefix):
             raise self.lacks(f"the right {right} on all topics {prefix}*", right=right)
 
     def require_admin(self) -> None:
