@@ -12,6 +12,7 @@ import typer
 from metatxn.cli.consent import ConsentOptions, check_administers_all, takes_consent
 from metatxn.cli.options import CliError, ServiceOptions, takes, takes_session
 from metatxn.cli.output import print_json, print_rows
+from metatxn.cli.times import DURATION_HELP, policy_time
 from metatxn.wire.policies import MIN_ROLL_MS, UNLIMITED, PolicyInfo, PolicySettings
 
 app = typer.Typer(
@@ -55,11 +56,15 @@ class SchemaUpdatesChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOptions:
-    """The settings of a policy that a command changes."""
+    """The settings of a policy that a command changes. Times are durations such as 7d, or milliseconds."""
 
     retention_ms: Annotated[
         int | None,
-        typer.Option(min=UNLIMITED, help="Messages are kept at least this long; -1 means forever."),
+        typer.Option(
+            parser=policy_time(UNLIMITED),
+            metavar="DURATION",
+            help=f"Messages are kept at least this long: milliseconds, or {DURATION_HELP}; -1 means forever.",
+        ),
     ] = None
     retention_bytes: Annotated[
         int | None,
@@ -73,7 +78,11 @@ class SettingOptions:
     ] = None
     roll_ms: Annotated[
         int | None,
-        typer.Option(min=MIN_ROLL_MS, help="The age at which an open ledger is closed, so that it can be dropped."),
+        typer.Option(
+            parser=policy_time(MIN_ROLL_MS),
+            metavar="DURATION",
+            help="The age at which an open ledger is closed, so that it can be dropped.",
+        ),
     ] = None
     max_unacked_per_consumer: Annotated[
         int | None,
@@ -88,12 +97,17 @@ class SettingOptions:
     ] = None
     delete_retention_ms: Annotated[
         int | None,
-        typer.Option(min=0, help="How long a message that deletes a key stays when its ledger is compacted."),
+        typer.Option(
+            parser=policy_time(0),
+            metavar="DURATION",
+            help="How long a message that deletes a key stays when its ledger is compacted.",
+        ),
     ] = None
     ttl_ms: Annotated[
         int | None,
         typer.Option(
-            min=UNLIMITED,
+            parser=policy_time(UNLIMITED),
+            metavar="DURATION",
             help="What a subscription has not acknowledged at this age counts as acknowledged; -1 is never.",
         ),
     ] = None
@@ -103,7 +117,11 @@ class SettingOptions:
     ] = None
     backlog_ms: Annotated[
         int | None,
-        typer.Option(min=UNLIMITED, help="How old what it leaves unacknowledged may become; -1 means any age."),
+        typer.Option(
+            parser=policy_time(UNLIMITED),
+            metavar="DURATION",
+            help="How old what it leaves unacknowledged may become; -1 means any age.",
+        ),
     ] = None
     backlog: Annotated[
         BacklogChoice | None,
@@ -187,7 +205,7 @@ def show(session: ServiceOptions, namespace: NamespaceArgument = None, cluster: 
 
 @app.command(
     "set",
-    epilog="Examples: metatxn policy set shop/prod --retention-ms 604800000 · "
+    epilog="Examples: metatxn policy set shop/prod --retention-ms 7d · "
     "metatxn policy set --cluster --unset retention_ms",
 )
 @takes_session

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+import typer
+
 from metatxn.cli.options import CliError
 
 Number = TypeVar("Number", int, float)
@@ -49,6 +51,22 @@ def milliseconds_of(option: str, text: str) -> int:
     if (found := _LENGTH.fullmatch(text)) is None:
         raise CliError(f"{option}: {text!r} is not a duration. Give {DURATION_HELP}.")
     return int(found[1]) * _MILLISECONDS[found[2]]
+
+
+def policy_time(least_ms: int) -> Callable[[str], int]:
+    """A parser of the times of policies: a duration such as `7d`, or a number of milliseconds, of at least `least_ms`.
+    -1 is the number that has no bound."""
+
+    def parsed(text: str) -> int:
+        try:
+            found = milliseconds_of("", text) if _LENGTH.fullmatch(text) else int(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is no time. Give {DURATION_HELP}, or milliseconds.") from None
+        if found < least_ms:
+            raise typer.BadParameter(f"{text} is too short: the least is {least_ms} ms.")
+        return found
+
+    return parsed
 
 
 def one_duration(option: str, text: str | None, number: Number, default: Number, *, unit_ms: int = 1) -> Number:

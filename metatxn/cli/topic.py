@@ -132,7 +132,7 @@ def show(session: ServiceOptions, topic: TopicArgument) -> None:
     show_policy(session, policy)
 
 
-@app.command("set", epilog="Example: metatxn topic set orders --retention-ms 604800000 --retention hard")
+@app.command("set", epilog="Example: metatxn topic set orders --retention-ms 7d --retention hard")
 @takes_session
 @takes_consent
 @takes_settings

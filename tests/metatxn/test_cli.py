@@ -483,7 +483,7 @@ def test_policies_are_shown_with_where_each_value_comes_from(ask: Callable[..., 
     namespace = f"shop/{uuid.uuid4().hex[:12]}"
     topic = f"{namespace}/orders"
     ask("topic", "create", topic)
-    ask("policy", "set", namespace, "--retention-ms", "5000", "--retention", "hard")
+    ask("policy", "set", namespace, "--retention-ms", "5s", "--retention", "hard")
     assert ask("topic", "set", topic, "--retention-ms", "-1", "--roll-ms", "1000")["policy"] == {
         "retention_ms": -1,
         "roll_ms": 1000,
@@ -500,12 +500,32 @@ def test_policies_are_shown_with_where_each_value_comes_from(ask: Callable[..., 
 
 
 @pytest.mark.parametrize(
+    ("option", "text", "ms"),
+    [
+        ("retention", "7d", 604_800_000),
+        ("retention", "500ms", 500),
+        ("delete-retention", "0", 0),
+        ("ttl", "2h", 7_200_000),
+        ("backlog", "10m", 600_000),
+        ("backlog", "-1", -1),
+        ("roll", "10s", 10_000),
+    ],
+)
+def test_times_of_policies_are_durations(cli: Run, option: str, text: str, ms: int) -> None:
+    """Nothing is changed: what would be is enough."""
+    said = cli("policy", "set", "--cluster", f"--{option}-ms", text, "--dry-run")
+    assert f"{option.replace('-', '_')}_ms from" in said.stdout and f" to {ms}" in said.stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("topic", "set", "orders"), "nothing to change"),
         (("topic", "set", "orders", "--unset", "retention_hours"), "--unset: 'retention_hours'"),
         (("topic", "set", "orders", "--unset", "roll_ms", "--roll-ms", "1000"), "--unset: roll_ms"),
         (("policy", "set", "shop/prod", "--cluster", "--roll-ms", "1000"), "--cluster"),
+        (("topic", "set", "orders", "--roll-ms", "-1"), "Invalid value for '--roll-ms': -1 is too short"),
+        (("topic", "set", "orders", "--backlog-ms", "5x"), "'5x' is no time. Give a duration such as 500ms"),
         (("policy", "show"), "--cluster"),
         (("policy", "show", "shop"), "namespace: "),
         (("policy", "show", "shop/prod/orders"), "namespace: "),

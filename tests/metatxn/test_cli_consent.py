@@ -115,11 +115,11 @@ def test_a_trial_of_what_is_not_there_fails(cli: Callable[..., Done]) -> None:
 @pytest.mark.parametrize(
     ("command", "lacks"),
     [
-        (("topic", "set", "{topic}", "--retention-ms", "1"), "the right admin on topic public/default/{topic}"),
-        (("topic", "delete", "{topic}"), "the right admin on topic public/default/{topic}"),
-        (("topic", "seal", "{segment}"), "the right admin on topic public/default/{topic}"),
-        (("topic", "trim", "{segment}", "--before", "1:0"), "the right admin on topic public/default/{topic}"),
-        (("segment", "delete", "{segment}"), "the right admin on topic public/default/{topic}"),
+        (("topic", "set", "{topic}", "--retention-ms", "1"), "the right admin on topic {topic}"),
+        (("topic", "delete", "{topic}"), "the right admin on topic {topic}"),
+        (("topic", "seal", "{segment}"), "the right admin on topic {topic}"),
+        (("topic", "trim", "{segment}", "--before", "1:0"), "the right admin on topic {topic}"),
+        (("segment", "delete", "{segment}"), "the right admin on topic {topic}"),
         (("policy", "set", "public/default", "--retention-ms", "1"), "the right admin on all topics public/default/*"),
         (("policy", "set", "--cluster", "--retention-ms", "1"), "the right admin on all topics *"),
     ],
