@@ -1,6 +1,17 @@
-"""`python -m metatxn` is the command `metatxn`."""
+"""The command `metatxn`, also as `python -m metatxn`."""
 
-from metatxn.cli.main import main
+from __future__ import annotations
+
+import sys
+
+
+def run_metatxn() -> None:
+    try:
+        from metatxn.cli.main import main  # this takes a while, and Ctrl-C may come before it is done
+    except KeyboardInterrupt:
+        sys.exit(130)
+    main()
+
 
 if __name__ == "__main__":
-    main()
+    run_metatxn()

@@ -172,6 +172,11 @@ def restore_backup(
     progress = ProgressLine("MB restored", beside_output=False)
 
     async def run(backups: Any) -> None:
+        async with AsyncExitStack() as looking:  # a restore that is refused leaves no new store behind
+            there = await services.store_if_there(store)
+            if there is not None:
+                looking.push_async_callback(there.close)
+            await backups.is_begun(backup, there, data_dir or [], storage or [])
         async with AsyncExitStack() as stack:
             opened = await services.connect_store(store)
             stack.push_async_callback(opened.close)

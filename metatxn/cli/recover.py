@@ -91,6 +91,7 @@ def recover(
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
+            await (await services.connect_store(store, to_read=True)).close()  # it is not made here
             opened = await services.connect_store(store)
             stack.push_async_callback(opened.close)
             try:

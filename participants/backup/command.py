@@ -87,6 +87,18 @@ class Backups:
                 "transactions prepared": done.prepared,
             }
 
+    async def is_begun(
+        self, backup: str | None, store: MetadataStore | None, data_dirs: Sequence[Path], urls: Sequence[str]
+    ) -> bool:
+        """Whether `restore` would begin again what was interrupted. Nothing is changed or made. Raises as `restore`
+        does, if that would be refused."""
+        manifest = await self._place.manifest(backup)
+        async with AsyncExitStack() as stack:
+            made: list[LedgerStorage | None] = [LocalStorage.open_to_read(path) for path in data_dirs if _made(path)]
+            made += [await _made_at(url) for url in urls]
+            storages = [await stack.enter_async_context(each) for each in made if each is not None]
+            return await is_begun(manifest, store, storages, _now_ms())
+
     async def trial(
         self,
         backup: str | None,
@@ -98,12 +110,8 @@ class Backups:
         """What `restore` would do, keyed by the names under which it is shown, and what is wrong with the backup. It is
         read completely, and nothing is changed. `store` is None if there is none yet. Raises as `restore` does, if that
         would be refused."""
+        begun = await self.is_begun(backup, store, data_dirs, urls)
         manifest = await self._place.manifest(backup)
-        async with AsyncExitStack() as stack:
-            made: list[LedgerStorage | None] = [LocalStorage.open_to_read(path) for path in data_dirs if _made(path)]
-            made += [await _made_at(url) for url in urls]
-            storages = [await stack.enter_async_context(each) for each in made if each is not None]
-            begun = await is_begun(manifest, store, storages, _now_ms())
         wrong = [problem async for problem in verifying.problems_of(self._place, manifest, progress)]
         state = "new" if store is None else "interrupted" if begun else "empty"
         places = {"store": state, "storages": len(data_dirs) + len(urls)}

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
 import metatxn
+from metatxn import __main__ as loading
 from tests.metatxn.command_line import error_line, run, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
@@ -477,6 +480,19 @@ def test_a_key_needs_its_epoch(ask: Callable[..., Any], cli: Run) -> None:
 def test_help_without_arguments() -> None:
     assert "Usage" in run_here().stdout + run_here().stderr
     assert run("--version").stdout == f"metatxn {version('metatxn')}\n"
+
+
+def test_an_interrupt_while_the_command_is_loading_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Loading(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "metatxn.cli.main", Loading("metatxn.cli.main"))
+    with pytest.raises(SystemExit) as ended:
+        loading.run_metatxn()
+    assert ended.value.code == 130 and capsys.readouterr() == ("", "")
 
 
 def test_policies_are_shown_with_where_each_value_comes_from(ask: Callable[..., Any], cli: Run) -> None:

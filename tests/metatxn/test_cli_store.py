@@ -175,6 +175,14 @@ def test_recover_a_store_that_was_restored(tmp_path: Path) -> None:
         assert "in use" in error_line(served) or "being served" in error_line(served)
 
 
+def test_a_store_that_is_not_there_is_not_recovered(tmp_path: Path) -> None:
+    """A typing error in its path would otherwise recover a new store, while the real one stays as it is."""
+    for more in ((), ("--undecided", "abort", "--yes")):
+        refused = error_line(run_here("store", "recover", "--store", store_url(tmp_path / "typo"), *more))
+        assert f"there is no file {tmp_path / 'typo' / 'metadata.db'}" in refused
+        assert not (tmp_path / "typo").exists()
+
+
 def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> None:
     """Into an empty one, with what was committed; a transaction that was open is aborted."""
     data, new, to = tmp_path / "data", tmp_path / "new", f"file://{tmp_path / 'backups'}"
@@ -203,6 +211,7 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     assert "the store is not empty" in error_line(run_here(*restore, "--dry-run"))
     elsewhere = [*restore[:4], store_url(tmp_path / "third"), *restore[5:]]
     assert "has ledgers already" in error_line(run_here(*elsewhere, "--dry-run"))
+    assert "has ledgers already" in error_line(run_here(*elsewhere)) and not (tmp_path / "third").exists()
     assert run_here("store", "check", "--store", store_url(new)).stdout.startswith("nothing wrong in ")
     with DevServer(new) as server, metatxn.connect(server.coordinator_url) as client:
         assert client.read_table("orders").to_pylist() == [{"id": 7}]
