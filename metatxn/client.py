@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
@@ -24,6 +25,7 @@ from metatxn.cluster_requests import ClusterRequests
 from metatxn.connection import Connection, post
 from metatxn.consumer import (
     ACKS_SETTLED_BY,
+    LONGEST_COUNT_S,
     SESSION_TIMEOUT_S,
     AsyncConsumer,
     SeekTarget,
@@ -417,13 +419,31 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         return parsed(SeekAnswer, await self._connection.home_of(topic, call))
 
     async def preview_seek(
-        self, topic: str, subscription: str, to: SeekTarget | None = None, *, revision: int | None = None
+        self,
+        topic: str,
+        subscription: str,
+        to: SeekTarget | None = None,
+        *,
+        revision: int | None = None,
+        for_s: float = math.inf,
+        progress: Callable[[int], None] | None = None,
     ) -> SeekPreview:
         """What `seek` would do now, by segment: how many messages it would deliver, how many of them again, and how
-        many it would never deliver; and for which open transactions it would be refused. Nothing changes. Raises
-        `NotFound`."""
-        call = seek_call(topic, subscription, to, revision, preview=True)
-        return parsed(SeekPreview, await self._connection.home_of(topic, call))
+        many it would never deliver; and for which open transactions it would be refused. Nothing changes.
+
+        With a `revision`, all that is kept of the topic is looked through, for about `for_s`. If that was not enough,
+        the answer is not `complete` and has the least numbers, and the next call goes on counting. `progress` is told
+        how many messages would be delivered at least. Raises `NotFound`."""
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + for_s
+        while True:
+            for_ms = int(1000 * min(LONGEST_COUNT_S, max(0, end_s - clock()))) if revision is not None else None
+            call = seek_call(topic, subscription, to, revision, preview=True, for_ms=for_ms)
+            found = parsed(SeekPreview, await self._connection.home_of(topic, call))
+            if found.complete or clock() >= end_s:
+                return found
+            if progress is not None:
+                progress(sum(each.messages for each in found.segments))
 
     async def redrive(
         self,

@@ -42,6 +42,10 @@ SeekTarget = Literal["earliest", "latest"] | datetime | Mapping[str, str]
 the first entry to be delivered."""
 
 
+LONGEST_COUNT_S = 1.0
+"""Of one request for a preview."""
+
+
 def seek_call(
     topic: str,
     subscription: str,
@@ -50,10 +54,11 @@ def seek_call(
     *,
     force: bool = False,
     preview: bool = False,
+    for_ms: int | None = None,
 ) -> Call:
     if (to is None) == (revision is None):
         raise InvalidArgument("give either `to` or `revision`", field="to")
-    body: dict[str, Any] = {"revision": revision, "force": force or None}
+    body: dict[str, Any] = {"revision": revision, "force": force or None, "for_ms": for_ms}
     if isinstance(to, datetime):
         body["at_ms"] = milliseconds("to", to)
     elif isinstance(to, str):

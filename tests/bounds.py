@@ -185,6 +185,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.transport.reading: _LONGEST_AHEAD_BYTES _RECEIVED_AT_ONCE_BYTES",
         "participants.api.large_answers: IN_MEMORY_BYTES CHUNK_BYTES",
         "participants.segment.rewriting: COPIED_BYTES_PER_S",
+        "participants.topic.move_counts: MOST_KEPT MOST_KEPT_RANGES",
         "participants.topic.compaction: _SCANS_AT_ONCE REMEMBERED_KEYS",
         "participants.ledger.bucket: _LIST_CHUNK",
         "participants.ledger.disk: WRITE_BYTES",

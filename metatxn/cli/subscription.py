@@ -14,6 +14,7 @@ from metatxn.cli.completion import complete_subscription, complete_topic
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, when
+from metatxn.cli.progress import ProgressLine
 from metatxn.cli.redrive import redrive
 from metatxn.cli.times import TIME_HELP, milliseconds_of, time_of
 from metatxn.cli.topic import TopicArgument
@@ -169,12 +170,17 @@ def seek(
         raise CliError("give one of --to, --position and --revision. Use --to for a time or an end of the topic.")
     target = seek_target(to, positions or []) if revision is None else None
     with session.connect() as client:
+
+        def previewed() -> SeekPreview:
+            with ProgressLine("messages would be delivered at least", beside_output=False) as counting:
+                return client.preview_seek(topic, subscription, target, revision=revision, progress=counting.at)
+
         if preview:
-            show_preview(session, client.preview_seek(topic, subscription, target, revision=revision))
+            show_preview(session, previewed())
             return
 
         def effect() -> str:
-            return _move_of(client.preview_seek(topic, subscription, target, revision=revision), subscription, force)
+            return _move_of(previewed(), subscription, force)
 
         if not consent.given(session, effect):
             return

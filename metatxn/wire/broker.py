@@ -892,6 +892,14 @@ class SeekPlace(RequestBody):
         return self
 
 
+class SeekPreviewRequest(SeekPlace):
+    """As `SeekPlace`. With `for_ms` a move to a `revision` is counted for about so long; the next request goes on."""
+
+    model_config = example(at_ms=1_700_000_000_000)
+
+    for_ms: Annotated[int, Field(ge=0, le=60_000)] | None = None
+
+
 class SeekRequest(SeekPlace):
     """As `SeekPlace`. `force` aborts open transactions that have acknowledged messages."""
 
@@ -920,19 +928,22 @@ class SeekPreviewSegment(BaseModel):
 
 class SeekPreview(BaseModel):
     """What a seek would do now. `holders` are up to 100 open transactions that have acknowledged messages: it would be
-    refused because of them, or with `force` abort them."""
+    refused because of them, or with `force` abort them. If it is not `complete`, not everything is counted yet: each
+    number is at least so large, and no `position` is known."""
 
     model_config = example(
         topic="public/default/orders",
         name="billing",
         segments=[SEEK_PREVIEW_SEGMENT],
         holders=[_TXN_ID],
+        complete=True,
     )
 
     topic: str
     name: str
     segments: list[SeekPreviewSegment]
     holders: list[str]
+    complete: bool = True
 
 
 class RedeliverRequest(RequestBody):

@@ -131,8 +131,10 @@ def _add_look_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         topic: TopicPath, subscription: NamePath, request: SharePreviewRequest
     ) -> list[SeekPreviewSegment]:
         """Get what a seek would do on the segments that this broker owns."""
-        share = await subscriptions.share(topic, subscription, sorted(request.positions), request.incarnation)
-        return await share.preview(_starts(request))
+        within = _windows(request)
+        named = sorted({*request.positions, *(within or ())})
+        share = await subscriptions.share(topic, subscription, named, request.incarnation)
+        return await share.preview(_starts(request), within)
 
 
 def _starts(request: SharePreviewRequest) -> dict[str, Start]:
@@ -144,6 +146,16 @@ def _starts(request: SharePreviewRequest) -> dict[str, Start]:
     return {
         name: Start(Place.at(position), acked.get(name, ())) for name, position in places(request.positions).items()
     }
+
+
+def _windows(request: SharePreviewRequest) -> dict[str, Span] | None:
+    """Raises INVALID_ARGUMENT."""
+    if request.within is None:
+        return None
+    try:
+        return {name: Span(Place.parse(start), Place.parse(end)) for name, (start, end) in request.within.items()}
+    except ValueError as error:
+        raise errors.invalid_field("within", str(error)) from None
 
 
 def _span(start: str, end: str) -> Span:

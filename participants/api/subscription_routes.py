@@ -25,6 +25,7 @@ from metatxn.wire.broker import (
     SeekAnswer,
     SeekPlace,
     SeekPreview,
+    SeekPreviewRequest,
     SeekRequest,
     SubscriptionInfo,
     SubscriptionPage,
@@ -130,11 +131,13 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
         return SeekAnswer(**(await _info(moved, shown)).model_dump(), aborted=aborted)
 
     @api.post("/seek/preview", responses=problems(ErrorCode.NOT_FOUND, ErrorCode.POSITION_TRIMMED, 307, 422, 503))
-    async def preview_seek(topic: TopicPath, subscription: NamePath, request: SeekPlace, shown: Shown) -> SeekPreview:
+    async def preview_seek(
+        topic: TopicPath, subscription: NamePath, request: SeekPreviewRequest, shown: Shown
+    ) -> SeekPreview:
         """Tell what a seek would do now, and change nothing: what would be delivered again, what never, and which open
         transactions it would be refused for."""
-        segments, holders = await subscriptions.preview(topic, subscription, _target(request), shown)
-        return SeekPreview(topic=topic, name=subscription, segments=segments, holders=holders)
+        for_s = request.for_ms / 1000 if request.for_ms is not None else None
+        return await subscriptions.preview(topic, subscription, _target(request), shown, for_s=for_s)
 
 
 def _target(request: SeekPlace) -> Target:

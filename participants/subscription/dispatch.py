@@ -494,25 +494,34 @@ class Dispatch:
                     found.pending[holder] += messages
         return found
 
-    async def moved(self, to: Start) -> Moved:
-        """What a move there would do now. What was read is counted in memory, as by `counts`."""
+    async def moved(self, to: Start, within: Span | None = None) -> Moved:
+        """What a move there would do now, or what it would do `within` these places, each at the begin of an entry.
+        What was read is counted in memory, as by `counts`."""
         while True:
             with suppress(errors.PositionTrimmed):
-                return await self._moved(to)
+                return await self._moved(to, within)
 
-    async def _moved(self, to: Start) -> Moved:
+    async def _moved(self, to: Start, within: Span | None) -> Moved:
         self._assert_serving()
         start = self._segment.ledgers.start
         self._skip_to(START, Place.behind(start))
-        end = max(Place.behind(self._view.end), Place.behind(start))
-        place = min(max(to.place, Place.behind(start)), end)
+        first, end = Place.behind(start), max(Place.behind(self._view.end), Place.behind(start))
+        place = min(max(to.place, first), end)
+        counts = self._message_counts
+        if within is not None:
+            first, end = max(within.start, first), min(within.end, end)
+            # Those of the whole segment would count everything between these places and what they know already.
+            counts = MessageCounts(self._view.page)
+        if within is not None and first >= end:
+            return Moved(place, 0, 0, 0)
         at = max(self._deliveries.next_read, self._cursor.mark_delete)
-        given = list(Cursor(place, [(place, to.acked)]).gaps(Span(place, end)))
+        begin = min(max(place, first), end)
+        given = list(Cursor(begin, [(begin, to.acked)]).gaps(Span(begin, end)))
         kept = [span for each in given for span in self._cursor.gaps(Span(max(at, each.start), each.end))]
-        unread = list(self._cursor.gaps(Span(at, end)))
-        left, skipped = sum(map(self._deliveries.count, given)), len(self._deliveries)
+        unread = list(self._cursor.gaps(Span(max(at, first), end)))
+        left, skipped = sum(map(self._deliveries.count, given)), self._deliveries.count(Span(first, end))
         # From here on nothing is looked at that could change meanwhile.
-        sums = await self._message_counts.before({each for span in (*given, *kept, *unread) for each in span}, start)
+        sums = await counts.before({each for span in (*given, *kept, *unread) for each in span}, start)
 
         def counted(spans: Iterable[Span]) -> int:
             return sum(sums[span.end] - sums[span.start] for span in spans)

@@ -19,7 +19,7 @@ from metatxn.wire.position import Position
 from participants.subscription.dispatch import Blocking, Redelivered
 from participants.subscription.home import Home
 from participants.subscription.pending_acks import Ack
-from participants.subscription.places import EARLIEST, Start
+from participants.subscription.places import EARLIEST, Span, Start
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription, acks_error
 from participants.subscription.taking import FIRST_ATTACHED, DeliveredMessage, Taker
 
@@ -262,9 +262,16 @@ class LocalShare:
     async def look(self) -> list[SubscriptionSegment]:
         return [await _shown(part) for part in self._parts.values()]
 
-    async def preview(self, starts: Mapping[str, Start]) -> list[SeekPreviewSegment]:
-        """What a move there would do; a segment that is missing would begin with its earliest entry."""
-        return [await _preview(part, starts.get(name, EARLIEST)) for name, part in self._parts.items()]
+    async def preview(
+        self, starts: Mapping[str, Start], within: Mapping[str, Span] | None = None
+    ) -> list[SeekPreviewSegment]:
+        """What a move there would do; a segment that is missing would begin with its earliest entry. Given `within`, on
+        these segments only, and between these places."""
+        parts = self._parts if within is None else {name: self._parts[name] for name in within}
+        return [
+            await _preview(part, starts.get(name, EARLIEST), within[name] if within is not None else None)
+            for name, part in parts.items()
+        ]
 
 
 def _has_news(part: SegmentSubscription, wanted: WaitRequest) -> bool:
@@ -300,8 +307,8 @@ async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
     )
 
 
-async def _preview(part: SegmentSubscription, start: Start) -> SeekPreviewSegment:
-    found = await part.dispatch.moved(start)
+async def _preview(part: SegmentSubscription, start: Start, within: Span | None) -> SeekPreviewSegment:
+    found = await part.dispatch.moved(start, within)
     return SeekPreviewSegment(
         segment=part.segment.id,
         position=str(found.place.position),

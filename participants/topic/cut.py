@@ -13,7 +13,7 @@ from __future__ import annotations
 from metastore.types import Revision
 from metatxn.wire import errors
 from metatxn.wire.position import Position
-from participants.segment.reading import Run
+from participants.segment.reading import CutPage, Run
 from participants.subscription.places import START, Place, Span, Start
 from participants.subscription.ranges import RangeSet
 from participants.topic.reading import AnySegment, read_cut, start_of
@@ -23,11 +23,12 @@ MAX_CUT_RANGES = 1_000
 
 
 class PassedEntries:
-    """Takes the runs of a segment in their order."""
+    """Takes the runs of a segment in their order, or those from `start` on, the begin of an entry."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Place = START) -> None:
+        self._start = start
         self._passed = RangeSet()
-        self._from = START
+        self._from = start
         """Behind the last entry that was undecided, or was passed."""
         self._outside: list[Span] = []
         """Entries outside of transactions, before undecided ones, that are passed once something behind them is."""
@@ -52,10 +53,53 @@ class PassedEntries:
         return len(self._passed) + len(self._outside)
 
     def start(self) -> Start:
-        spans = list(self._passed)
-        if spans and spans[0].start == START:
+        return self._behind(self._passed)
+
+    def start_if_passed(self, end: Place) -> Start:
+        """As `start`, if something at `end` or behind it has passed."""
+        outside = [*self._outside, Span(self._from, end)] if self._outside_since else self._outside
+        return self._behind(RangeSet([*self._passed, *outside]))
+
+    def _behind(self, passed: RangeSet) -> Start:
+        spans = list(passed)
+        if spans and spans[0].start == self._start:
             return Start(spans[0].end, tuple(spans[1:]))
-        return Start(START, tuple(spans))
+        return Start(self._start, tuple(spans))
+
+
+class Cutting:
+    """A segment that is read a page at a time, to find where a subscription begins on it."""
+
+    def __init__(self, segment: AnySegment, revision: Revision) -> None:
+        self.segment = segment
+        self.cut = PassedEntries()
+        self._revision = revision
+        self._after = start_of(segment)
+
+    async def read(self) -> CutPage:
+        """Take up the next page. Raises as `cut_at`; then the next call reads the same page."""
+        page = await self._page()
+        for run in page.runs:
+            self.cut.add(run)
+        if self.cut.ranges > MAX_CUT_RANGES:
+            raise errors.InvalidArgument(
+                f"revision: what was committed by {self._revision} on segment {self.segment.id} lies in more than "
+                f"{MAX_CUT_RANGES} parts, between entries of transactions that were open then",
+                action="Use a revision at which fewer transactions were open, or move the subscription to a time.",
+                field="revision",
+            )
+        self._after = page.next
+        return page
+
+    async def _page(self) -> CutPage:
+        while True:
+            try:
+                return await read_cut(self.segment, self._after, self._revision)
+            except errors.PositionTrimmed as error:
+                trimmed = Position.parse(error.members["first_position"]).before
+                if trimmed <= self._after:  # it was compacted
+                    raise
+                self._after = trimmed  # what was trimmed is not delivered, wherever the subscription begins
 
 
 async def cut_at(segment: AnySegment, revision: Revision) -> Start:
@@ -65,24 +109,7 @@ async def cut_at(segment: AnySegment, revision: Revision) -> Start:
     Raises INVALID_ARGUMENT for a revision that is in the future, too old, or one at which too many transactions were
     open; POSITION_TRIMMED for one before the last compaction; and STORE_UNAVAILABLE.
     """
-    cut, after, end = PassedEntries(), start_of(segment), False
+    cutting, end = Cutting(segment, revision), False
     while not end:
-        try:
-            page = await read_cut(segment, after, revision)
-        except errors.PositionTrimmed as error:
-            trimmed = Position.parse(error.members["first_position"]).before
-            if trimmed <= after:  # it was compacted
-                raise
-            after = trimmed  # what was trimmed is not delivered, wherever the subscription begins
-            continue
-        for run in page.runs:
-            cut.add(run)
-        if cut.ranges > MAX_CUT_RANGES:
-            raise errors.InvalidArgument(
-                f"revision: what was committed by {revision} on segment {segment.id} lies in more than "
-                f"{MAX_CUT_RANGES} parts, between entries of transactions that were open then",
-                action="Use a revision at which fewer transactions were open, or move the subscription to a time.",
-                field="revision",
-            )
-        after, end = page.next, page.end
-    return cut.start()
+        end = (await cutting.read()).end
+    return cutting.cut.start()

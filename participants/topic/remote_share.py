@@ -15,7 +15,7 @@ from metatxn.wire.names import MessageId
 from participants.broker.peers import Peer
 from participants.subscription.definitions import Definition
 from participants.subscription.dispatch import Redelivered
-from participants.subscription.places import Start
+from participants.subscription.places import Span, Start
 from participants.subscription.share import AckRequest, TakeAnswer, TakeRequest, WaitRequest
 from participants.subscription.taking import DeliveredMessage
 from participants.topic.share_models import SharePreviewRequest, ShareTakeAnswer, ShareTakeRequest, ShareWaitRequest
@@ -100,12 +100,15 @@ class RemoteShare:
         answer = await self._peer.request("GET", self._path(), self._name, reads=True)
         return _SEGMENTS.validate_json(answer.body)
 
-    async def preview(self, starts: Mapping[str, Start]) -> list[SeekPreviewSegment]:
+    async def preview(
+        self, starts: Mapping[str, Start], within: Mapping[str, Span] | None = None
+    ) -> list[SeekPreviewSegment]:
         here = {name: start for name, start in starts.items() if name in self.segments}
         request = SharePreviewRequest(
             incarnation=self._definition.record.incarnation,
             positions={name: str(start.place.position) for name, start in here.items()},
             acked={name: [[str(a), str(b)] for a, b in start.acked] for name, start in here.items() if start.acked},
+            within={name: [*map(str, span)] for name, span in within.items()} if within is not None else None,
         )
         return _PREVIEW.validate_json(await self._post("preview", request.model_dump(), reads=True))
 

@@ -66,10 +66,12 @@ class ShareWaitRequest(RequestBody):
 
 class SharePreviewRequest(RequestBody):
     """What a move of this incarnation to these positions would do; a segment that is missing would begin with its
-    earliest entry. `acked` has ranges of places behind its position that would count as acknowledged."""
+    earliest entry. `acked` has ranges of places behind its position that would count as acknowledged. With `within`
+    only the segments that it names are counted, between two places of each."""
 
     model_config = example(incarnation=1, positions={_SEGMENT: "7:0"}, acked={_SEGMENT: [["7:4:0", "7:6:0"]]})
 
     incarnation: int
     positions: dict[Name, Text] = Field(default_factory=dict)
     acked: dict[Name, list[Annotated[list[Text], Field(min_length=2, max_length=2)]]] = Field(default_factory=dict)
+    within: dict[Name, Annotated[list[Text], Field(min_length=2, max_length=2)]] | None = None

@@ -15,11 +15,11 @@ from functools import partial
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
-from metastore.types import Record
+from metastore.types import Record, Revision
 from metastore.versions import Feature, features_of
 from metatxn.service.versions import require
 from metatxn.wire import errors
-from metatxn.wire.broker import Message, SeekPreviewSegment
+from metatxn.wire.broker import Message, SeekPreview, SeekPreviewSegment
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import MessageId, number_of_segment
 from participants.broker.broker import Broker
@@ -28,11 +28,12 @@ from participants.subscription.dead_letters import DeadLetters
 from participants.subscription.definitions import Definition, Definitions
 from participants.subscription.dispatch import Redelivered
 from participants.subscription.home import Home
-from participants.subscription.places import Start
+from participants.subscription.places import Span, Start
 from participants.subscription.segment_subscription import acks_error
 from participants.subscription.segment_subscriptions import subscriptions_of
 from participants.subscription.share import AckRequest, LocalShare, TakeAnswer, TakeRequest
 from participants.topic.messages import Messages, PublishOptions
+from participants.topic.move_counts import MoveCounts
 from participants.topic.remote_share import RemoteShare
 from participants.topic.seeking import HOLDERS_NAMED, Target, abort, open_holders, refuse, starts_of
 from participants.topic.shares import SubscriptionShares, ids_within, shares_of
@@ -53,6 +54,7 @@ class Subscriptions:
         self._known: dict[tuple[str, str], Definition] = {}
         """The definitions as they were last read. If one turns out to be dropped, it is read again."""
         self._at_home: dict[tuple[str, str], Subscription] = {}
+        self._move_counts = MoveCounts()
 
     # -- at home -----------------------------------------------------------------------------------------------
 
@@ -140,20 +142,49 @@ class Subscriptions:
         return self._serve(moved, home), aborted
 
     async def preview(
-        self, topic: str, name: str, target: Target, authorization: str | None = None
-    ) -> tuple[list[SeekPreviewSegment], list[str]]:
+        self, topic: str, name: str, target: Target, authorization: str | None = None, *, for_s: float | None = None
+    ) -> SeekPreview:
         """What `seek` would do now, by segment, and the ids of open transactions because of which it would be refused.
-        Nothing changes. Raises as `seek`, except TXN_CONFLICT and UPGRADE_PENDING."""
+        Nothing changes. A move to a revision is counted for about `for_s`, if that is given, and the next call goes on
+        where this one has ended. Raises as `seek`, except TXN_CONFLICT and UPGRADE_PENDING."""
         await home_of(self._broker, topic)
-        starts = await starts_of(target, self._broker, topic, authorization)
         shares = await self._shares(topic, name, authorization)
         shares.assert_complete()
-        parts = await asyncio.gather(*(share.preview(starts) for share in shares.all))
+        if target.revision is None or for_s is None or not self._broker.version.allows(Feature.SHARES):
+            starts, complete = await starts_of(target, self._broker, topic, authorization), True
+            parts = await asyncio.gather(*(share.preview(starts) for share in shares.all))
+            found = [each for part in parts for each in part]
+        else:
+            found, complete = await self._count_on(shares, target.revision, authorization, for_s)
         segments = (await self._broker.topic(topic)).segments
         holders = await open_holders(self._broker.store, shares.definition, segments)
         order = {segment: number for number, segment in enumerate(segments)}
-        found = sorted((each for part in parts for each in part), key=lambda each: order.get(each.segment, len(order)))
-        return found, [str(records.txn_id) for records in holders[:HOLDERS_NAMED]]
+        return SeekPreview(
+            topic=topic,
+            name=name,
+            segments=sorted(found, key=lambda each: order.get(each.segment, len(order))),
+            holders=[str(records.txn_id) for records in holders[:HOLDERS_NAMED]],
+            complete=complete,
+        )
+
+    async def _count_on(
+        self, shares: SubscriptionShares, revision: Revision, authorization: str | None, for_s: float
+    ) -> tuple[list[SeekPreviewSegment], bool]:
+        """What a move to the revision would do, as far as it is counted, and whether that is everything."""
+        owners = {segment: share for share in shares.all for segment in share.segments}
+        segments = {name: await self._broker.anywhere(name, authorization) for name in owners}
+
+        async def count(segment: str, start: Start, within: Span) -> SeekPreviewSegment:
+            (found,) = await owners[segment].preview({segment: start}, {segment: within})
+            return found
+
+        definition = shares.definition
+        key = (definition.topic, definition.name, definition.record.incarnation, revision)
+        counting = self._move_counts.of(key)
+        complete = await counting.go_on(segments, count, for_s)
+        if complete:
+            self._move_counts.forget(key)
+        return counting.told(), complete
 
     async def drop(self, topic: str, name: str, authorization: str | None = None) -> None:
         """Drop the subscription. It is gone at once, and its records are deleted before this returns, as far as the

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import metatxn
+from metatxn.console.pages import seeking
 from metatxn.words import short_id
 from tests.console.browser import Visitor
 from tests.console.cluster import ConsoleCluster
@@ -116,6 +117,26 @@ def test_one_is_moved_behind_a_preview_and_its_dead_letters_are_published_again(
         "console.subscription.redrive",
         "console.subscription.seek",
     ]
+
+
+def test_what_a_move_to_a_revision_would_do_is_counted_a_part_with_each_request(
+    visitor: Visitor, sender: Sender, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page goes on by itself, and offers the move at the end."""
+    monkeypatch.setattr("participants.segment.reading.READ_BYTES", 1)
+    monkeypatch.setattr(seeking, "COUNTED_FOR_S", 0)
+    published(client, "counted", 5)
+    client.create_subscription("counted", "s")
+    revision = client.begin().commit().revision
+    assert revision is not None
+    assert not client.preview_seek("counted", "s", revision=revision, for_s=0).complete
+    assert client.preview_seek("counted", "s", revision=revision).complete
+    place = f"/topics/counted/subscriptions/s/seek/effect?to=revision&at={revision}"
+    part = sender.get(place).text
+    assert "at least 0 messages" in part and "hx-get" in part and "<form" not in part, "they may have passed"
+    page = visitor.open(place.replace("/effect", ""))
+    expect(page.get_by_role("button", name="Move")).to_be_visible()
+    assert fact(page, "Would be delivered") == "5 messages"
 
 
 def test_transactions_in_the_way_are_named_and_aborted_only_if_asked_for(

@@ -17,6 +17,8 @@ from metatxn.words import count_text
 MOST_SEGMENTS = 100
 NUMBERS = ("messages", "again", "skipped")
 MOST_REDRIVEN = 1_000
+COUNTED_FOR_S = 0.15
+"""Of what a move to a revision would do, with one request."""
 LONGEST_REDRIVE_S = 20
 """Of one request to the console: what is left is published by the next one."""
 ENDS = {"earliest": "the earliest message", "latest": "the place behind the latest message"}
@@ -38,13 +40,15 @@ async def preview(visit: Visit) -> Response:
 
 
 async def effect(visit: Visit) -> Response:
-    """What a move would do, and the form that makes it. It changes nothing. The services read what is kept of the
-    topic for it, as far as they do not remember what they counted, so no page waits for it."""
+    """What a move would do, and the form that makes it. It changes nothing. For a revision all that is kept of the
+    topic is looked through, for a moment with each request: the part of the page asks again until all is counted."""
     place = {"to": visit.query("to"), "at": visit.query("at")}
     try:
         to, revision = _target(place)
         client = visit.client_with(CHANGE_TIMEOUT_S)
-        told = await client.preview_seek(visit.part("topic"), visit.part("subscription"), to, revision=revision)
+        told = await client.preview_seek(
+            visit.part("topic"), visit.part("subscription"), to, revision=revision, for_s=COUNTED_FOR_S
+        )
     except metatxn.MetatxnError as error:
         return visit.fragment("problem.html", "live", error=error)
     return visit.fragment(
@@ -56,6 +60,7 @@ async def effect(visit: Visit) -> Response:
         more=len(told.segments) - MOST_SEGMENTS,
         place=place,
         base=subscription_url(told.topic, told.name),
+        go_on=visit.here,
         may_change=may_consume(visit, told.topic),
         may_force=visit.access.may("admin", told.topic),
     )

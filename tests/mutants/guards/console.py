@@ -33,8 +33,8 @@ CONSOLE = (
         "preview-forgets-what-has-passed",
         "a preview of a revision counts as passed what a snapshot shows, also behind what it does not",
         "participants/subscription/dispatch.py",
-        "Cursor(place, [(place, to.acked)])",
-        "Cursor(place)",
+        "Cursor(begin, [(begin, to.acked)])",
+        "Cursor(begin)",
         tests=(
             "tests/participants/subscription/test_seek_to_revision.py"
             "::test_a_preview_counts_what_a_snapshot_shows_as_passed_wherever_it_lies",

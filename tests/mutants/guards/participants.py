@@ -655,6 +655,22 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "what-waited-counts-as-delivered-although-something-passed-behind-it",
+        "5.10: a preview that counts page by page comes to the same as one that counts at once",
+        "participants/topic/move_counts.py",
+        "            self._settled += self._passed\n",
+        "            self._settled += self._delivered\n",
+        tests=("tests/participants/subscription/test_seek_to_revision.py",),
+    ),
+    Mutant(
+        "a-part-of-a-preview-tells-what-may-have-passed",
+        "5.10: an unfinished preview tells the least that there is",
+        "participants/topic/move_counts.py",
+        "        if not self.ended:\n            fewest",
+        "        if False:\n            fewest",
+        tests=("tests/participants/subscription/test_seek_to_revision.py",),
+    ),
+    Mutant(
         "cut-at-a-revision-that-was-collected",
         "5.10, 7: below the horizon of collection nobody knows what was decided by a revision",
         "participants/segment/reading.py",

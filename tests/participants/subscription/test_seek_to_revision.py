@@ -69,8 +69,25 @@ async def shown_at(consuming: Consuming, revision: int) -> list[Any]:
 
 
 async def previewed(consuming: Consuming, revision: int) -> tuple[int, ...]:
-    told = await consuming.asked("POST", "/subscriptions/s/seek/preview", {"revision": revision})
-    return tuple(sum(each[name] for each in told["segments"]) for name in ("messages", "again", "skipped"))
+    """Counted at once, and page by page: that never tells more than there is, and comes to the same in the end."""
+    place = {"revision": revision}
+    told = await consuming.asked("POST", "/subscriptions/s/seek/preview", place)
+    assert told["complete"]
+    least, complete = (0, 0, 0), False
+    while not complete:
+        part = await consuming.asked("POST", "/subscriptions/s/seek/preview", place | {"for_ms": 0})
+        before, least, complete = least, numbers(part), part["complete"]
+        assert all(a <= b <= c for a, b, c in zip(before, least, numbers(told), strict=True)), (before, least, told)
+    assert part == told
+    return least
+
+
+def numbers(told: Any) -> tuple[int, int, int]:
+    messages, again, skipped = (sum(each[name] for each in told["segments"]) for name in NUMBERS)
+    return messages, again, skipped
+
+
+NUMBERS = ("messages", "again", "skipped")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -96,6 +113,7 @@ async def test_snapshot_and_subscription_have_every_transaction_once(
         if value == 30:
             await consuming.crash()
     for revision in choices.sample(sorted({revision for revision, _ in decided.values()}), 6):
+        await previewed(consuming, revision)
         await seek(consuming, revision=revision, force=True)
         if choices.random() < 0.5:
             await consuming.crash()
@@ -158,6 +176,26 @@ async def test_a_broker_refuses_a_range_that_contains_nothing(consuming: Consumi
     body = {"incarnation": 1, "positions": {segment: "1:0"}, "acked": {segment: [acked]}}
     refused = await consuming.ask("POST", "/subscriptions/s/share/preview", body)
     assert (refused.status_code, refused.json()["field"]) == (422, "acked")
+    body = {"incarnation": 1, "within": {segment: ["1:0", "x"]}}
+    counted = await consuming.ask("POST", "/subscriptions/s/share/preview", body)
+    assert (counted.status_code, counted.json()["field"]) == (422, "within")
+
+
+async def test_a_broker_forgets_the_oldest_of_too_many_unfinished_counts(
+    consuming: Consuming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("participants.segment.reading.READ_BYTES", 1)
+    monkeypatch.setattr("participants.topic.move_counts.MOST_KEPT", 1)
+    await consuming.subscribe()
+    await consuming.publish_each(1, 2, 3)
+    revision = await consuming.world.store.current_revision()
+
+    async def complete(at: int) -> bool:
+        place = {"revision": at, "for_ms": 0}
+        return bool((await consuming.asked("POST", "/subscriptions/s/seek/preview", place))["complete"])
+
+    assert [await complete(each) for each in (revision, revision - 1) * 3] == [False] * 6
+    assert [await complete(revision - 1) for _ in range(2)] == [False, True]
 
 
 async def test_what_is_later_than_the_last_transaction_of_a_revision_is_delivered(consuming: Consuming) -> None:
