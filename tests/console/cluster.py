@@ -14,11 +14,13 @@ from typing import Any, Self, TypeVar
 import metatxn
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
+from metastore.txn import paths
 from metastore.txn.store import INDEXES
 from metatxn.console.app import Console
 from metatxn.console.site import Recorder, Site
 from metatxn.service.exposure import Exposure
 from metatxn.transport.pool import HttpTransport
+from metatxn.wire.ids import TxnId
 from participants.service import BrokerService
 
 T = TypeVar("T")
@@ -96,6 +98,16 @@ class ConsoleCluster:
         for key, value in values.items():
             _ = batch.delete(key) if value is None else batch.put(key, value)
         self._loop.run(self.store.apply(batch))
+
+    def collect(self, txn_id: str) -> None:
+        """Remove the header of a transaction, as a coordinator does once it is no longer needed."""
+
+        async def collected() -> None:
+            header = await self.store.get(paths.header(TxnId.parse(txn_id)))
+            assert header is not None
+            await self.store.apply(self.store.batch().remove(header))
+
+        self._loop.run(collected())
 
     def look(self) -> None:
         """Remember what was counted since the last look, as the services do every ten seconds."""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
+import metatxn
 from metatxn.console.pages import overview
 from metatxn.health import HealthProblem
 from metatxn.words import short_id
@@ -104,6 +105,25 @@ def test_one_transaction_is_told_as_a_story(visitor: Visitor, cluster: ConsoleCl
     expect(page.get_by_text("committed", exact=True)).to_be_visible()
 
 
+def test_a_page_says_that_the_records_of_its_transaction_were_removed(
+    visitor: Visitor, sender: Sender, cluster: ConsoleCluster, client: metatxn.Client
+) -> None:
+    """Whoever has seen it keeps what was seen; whoever comes later is told that this is no fault of the link."""
+    txn = client.begin(timeout_ms=600_000)
+    txn.commit()
+    page = visitor.open(f"/transactions/{txn.id}")
+    story = page.get_by_role("list").filter(has_text="Begun")
+    expect(story).to_contain_text("Committed")
+    cluster.collect(txn.id)
+    expect(story).to_contain_text(re.compile("Begun.*Committed.*Collected.*its records were removed", re.DOTALL))
+    expect(page.get_by_role("region", name="Its records")).to_contain_text("What it decided stays decided.")
+    assert page.get_by_role("alert").count() == 0
+    later = sender.get(f"/transactions/{txn.id}")
+    assert later.status_code == 404 and 'role="alert"' not in later.text
+    assert "Nothing is remembered of this transaction." in later.text and "/console/access/audit" in later.text
+    assert "Nothing is remembered" in sender.first_event(f"/console/transactions/{txn.id}")
+
+
 def test_its_records_are_shown_as_they_stand_in_the_store(visitor: Visitor, life: Life) -> None:
     """What was opened stays open while the page follows."""
     page = visitor.open(f"/transactions/{life.open}")
@@ -125,9 +145,9 @@ def test_names_that_are_meant_to_do_harm_are_only_names(visitor: Visitor, life: 
 
 
 def test_an_unknown_transaction_is_said_to_be_unknown(sender: Sender) -> None:
-    for txn_id, status, words in (("fffffff", 404, "is unknown"), ("not-an-id", 422, "txn_id")):
+    for txn_id, status, words in (("fffffff", 404, "or it never began"), ("not-an-id", 422, "txn_id")):
         answer = sender.get(f"/transactions/{txn_id}")
-        assert (answer.status_code, words in answer.text.partition('role="alert"')[2]) == (status, True)
+        assert (answer.status_code, words in answer.text.partition("<main")[2]) == (status, True)
 
 
 # -- what hangs ----------------------------------------------------------------------------------------------------

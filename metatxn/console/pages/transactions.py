@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 import metatxn
+from metatxn.console.live import is_live
 from metatxn.console.pages.ending import may_end, needs_force
 from metatxn.console.visit import Values, Visit
 from metatxn.timeline import TimelineEvent, timeline
@@ -100,17 +101,39 @@ class ShownEvent:
 
 
 async def transaction(visit: Visit) -> Response:
+    """Once its records are removed, whoever has the page open sees when that was, below what has happened before."""
     txn_id = visit.part("txn_id").rjust(32, "0")
+    last: dict[str, Any] = {}
 
     async def load() -> Values:
-        header, records, work = await asyncio.gather(
-            visit.client.attach(txn_id).refresh(),
-            visit.client.transaction_records(txn_id).page_at(None),
-            visit.client.transaction_work(txn_id),
-        )
-        return _shown(visit, header, *records, work)
+        try:
+            header, records, work = await asyncio.gather(
+                visit.client.attach(txn_id).refresh(),
+                visit.client.transaction_records(txn_id).page_at(None),
+                visit.client.transaction_work(txn_id),
+            )
+        except metatxn.TransactionNotFound:
+            if not last:
+                return {"txn": None, "txn_id": txn_id}
+            if not last["collected"]:
+                last.update(_collected(last["txn"], last["events"], visit.site.now_ms()))
+        else:
+            last.update(_shown(visit, header, *records, work))
+        return last
 
-    return await visit.live_page("transaction.html", load)
+    if is_live(visit.request):
+        return await visit.live_page("transaction.html", load)
+    found = await load()
+    known = found["txn"] is not None
+    return visit.page("transaction.html", **found) if known else visit.page("unknown_transaction.html", 404, **found)
+
+
+def _collected(header: TransactionHeader, events: list[ShownEvent], now_ms: int) -> Values:
+    """What changes on the page of a transaction whose records were removed since the last look."""
+    what = "its records were removed from the metadata store: it ended longer ago than they are kept"
+    after_ms = now_ms - (header.created_ms or 0)
+    gone = ShownEvent("collected", "info", now_ms, after_ms, None, what)
+    return {"collected": True, "events": [*events, gone], "records": [], "more_records": False}
 
 
 def _shown(
@@ -124,6 +147,7 @@ def _shown(
     events = timeline(header, operations, more=more_records is not None, work=work, records=records)
     return {
         "txn": header,
+        "collected": False,
         "events": list(itertools.islice(_events(header, events), MOST_EVENTS)),
         "more_events": len(events) > MOST_EVENTS,
         "work": sorted(work, key=lambda each: each.segment)[:MOST_SEGMENTS],
