@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import metatxn
-from metatxn.console.pages import seeking
+from metatxn.console.pages import seeking, subscriptions
 from metatxn.words import short_id
 from tests.console.browser import Visitor
 from tests.console.cluster import ConsoleCluster
@@ -117,6 +117,22 @@ def test_one_is_moved_behind_a_preview_and_its_dead_letters_are_published_again(
         "console.subscription.redrive",
         "console.subscription.seek",
     ]
+
+
+def test_no_page_waits_for_what_has_to_be_counted(
+    visitor: Visitor, sender: Sender, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has just started looks through what is kept of a topic. The page is there before, and follows."""
+    monkeypatch.setattr(subscriptions, "COUNTED_WITHIN_S", 0)
+    published(client, "being-counted", 2)
+    client.create_subscription("being-counted", "s", initial="earliest")
+    path = "/topics/being-counted/subscriptions"
+    assert "Being counted" in sender.get(path).text
+    expect(visitor.open(path).get_by_role("region", name="Subscriptions")).to_contain_text("2 messages")
+    assert "is being counted" in sender.get(f"{path}/s").text
+    page = visitor.open(f"{path}/s")
+    expect(page.locator(".facts")).to_contain_text("2 messages")
+    expect(page).to_have_url(re.compile(r"\?wait=yes$"))
 
 
 def test_what_a_move_to_a_revision_would_do_is_counted_a_part_with_each_request(

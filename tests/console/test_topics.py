@@ -73,7 +73,7 @@ def test_a_topic_says_who_holds_back_its_readers(visitor: Visitor, client: metat
     page = visitor.open("/topics/held-back")
     row = page.locator("[id='segment-0000-ffff-0']")
     expect(row.get_by_role("link", name=short_id(txn.id), exact=True)).to_be_visible()
-    expect(row).to_contain_text(re.compile(r"from \d+:0 on"))
+    expect(row).to_contain_text(re.compile(r"after \d+:0"))
     expect(row).to_contain_text("2 entries")
     expect(page.get_by_role("img", name=re.compile("1 active, 0 sealed, 1 with readers"))).to_be_visible()
     txn.commit()

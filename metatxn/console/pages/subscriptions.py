@@ -11,12 +11,15 @@ from urllib.parse import quote, urlencode
 from starlette.responses import Response
 
 import metatxn
+from metatxn.console.live import is_live
 from metatxn.console.pages.topics import details_of
 from metatxn.console.visit import Values, Visit
 from metatxn.redrive import reader_name
 from metatxn.wire.broker import SubscriptionInfo, SubscriptionSegment, SubscriptionSummary
 
 PER_PAGE = 25
+COUNTED_WITHIN_S = 0.15
+"""What has no number by then follows. A broker that has just started counts what is kept of a topic once."""
 MOST_SEGMENTS = 50
 MOST_CONSUMERS = 100
 MOST_TRANSACTIONS = 50
@@ -53,10 +56,11 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRow:
-    """`detail` is None if its home does not answer."""
+    """`detail` is None if its home does not answer, or has not counted yet."""
 
     summary: SubscriptionSummary
     detail: SubscriptionInfo | None
+    counted: bool = True
 
     @property
     def lag(self) -> Lag | None:
@@ -109,10 +113,11 @@ async def topic_subscriptions(visit: Visit) -> Response:
     async def load() -> Values:
         topic = await visit.client.topic(visit.part("topic"))
         found, next_token = await visit.client.subscriptions(topic.name, limit=PER_PAGE).page_at(token)
-        details = await asyncio.gather(*(_detail(visit, topic.name, each.name) for each in found))
+        follows = token is None and not is_live(visit.request)
+        within_s = COUNTED_WITHIN_S if follows else None
         return {
             "topic": topic,
-            "rows": [SubscriptionRow(*each) for each in zip(found, details, strict=True)],
+            "rows": await asyncio.gather(*(_row(visit, topic.name, each, within_s) for each in found)),
             "turned": token is not None,
             "first": subscriptions_url(topic.name) if token else None,
             "next": subscriptions_url(topic.name, next_token) if next_token else None,
@@ -120,6 +125,14 @@ async def topic_subscriptions(visit: Visit) -> Response:
         }
 
     return await visit.live_page("subscriptions.html", load)
+
+
+async def _row(visit: Visit, topic: str, summary: SubscriptionSummary, within_s: float | None) -> SubscriptionRow:
+    try:
+        async with asyncio.timeout(within_s):
+            return SubscriptionRow(summary, await _detail(visit, topic, summary.name))
+    except TimeoutError:
+        return SubscriptionRow(summary, None, counted=False)
 
 
 async def _detail(visit: Visit, topic: str, name: str) -> SubscriptionInfo | None:
@@ -131,9 +144,11 @@ async def _detail(visit: Visit, topic: str, name: str) -> SubscriptionInfo | Non
 
 async def one_subscription(visit: Visit) -> Response:
     topic, name = visit.part("topic"), visit.part("subscription")
+    may_wait = is_live(visit.request) or visit.query("wait") == "yes"
 
     async def load() -> Values:
-        found = await visit.client.subscription(topic, name)
+        async with asyncio.timeout(None if may_wait else COUNTED_WITHIN_S):
+            found = await visit.client.subscription(topic, name)
         pending, consumers = _pending(found.segments), _consumers(found)
         return {
             "found": found,
@@ -149,7 +164,10 @@ async def one_subscription(visit: Visit) -> Response:
             "now_ms": visit.site.now_ms(),
         }
 
-    return await visit.live_page("subscription.html", load)
+    try:
+        return await visit.live_page("subscription.html", load)
+    except TimeoutError:
+        return visit.page("counting.html", topic=topic, name=name, url=f"{subscription_url(topic, name)}?wait=yes")
 
 
 def _consumers(found: SubscriptionInfo) -> Sequence[ConsumerRow]:
