@@ -172,11 +172,12 @@ class Subscriptions:
     ) -> tuple[list[SeekPreviewSegment], bool]:
         """What a move to the revision would do, as far as it is counted, and whether that is everything."""
         owners = {segment: share for share in shares.all for segment in share.segments}
-        segments = {name: await self._broker.anywhere(name, authorization) for name in owners}
+        found = await asyncio.gather(*(self._broker.anywhere(name, authorization) for name in owners))
+        segments = dict(zip(owners, found, strict=True))
 
         async def count(segment: str, start: Start, within: Span) -> SeekPreviewSegment:
-            (found,) = await owners[segment].preview({segment: start}, {segment: within})
-            return found
+            (counted,) = await owners[segment].preview({segment: start}, {segment: within})
+            return counted
 
         definition = shares.definition
         key = (definition.topic, definition.name, definition.record.incarnation, revision)
