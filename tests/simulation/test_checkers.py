@@ -117,11 +117,14 @@ def true_story() -> History:
     history.compactions = [(36, SEGMENT), (46, SEGMENT)]
     held = HeldRead(paths.read_hold(TOPIC, "h"), TOPIC, 21, [[seen(a), seen(b)], [seen(a), seen(b)]], ended=40)
     history.held_reads = [held, replace(held, reads=[], ended=50, refused="POSITION_TRIMMED")]
+    again = HeldRead(paths.read_hold(TOPIC, "again"), TOPIC, 39, [], ended=48, refused="POSITION_TRIMMED")
+    history.held_reads.append(again)
     history.marks, history.mark_deletes = MARKS, {SEGMENT: (1, 1)}
     history.states = {
         paths.topic(TOPIC): [(1, "there")],
         paths.topic("gone"): [(1, "there"), (20, None)],
         paths.segment(SEGMENT): [(1, "active"), (30, "sealed")],
+        again.key: [(40, "there"), (43, None), (48, "there")],
         paths.subscription(TOPIC, "s"): [(1, "there")],
         paths.read_hold(TOPIC, "h"): [(36, "there"), (45, None)],
         f"{paths.PREPARED}{T2}": [(15, "there"), (20, None)],

@@ -24,16 +24,25 @@ def check(history: History) -> Iterable[str]:
 
 
 def _of_reader(history: History, held: HeldRead) -> Iterable[str]:
-    if held.refused in _TAKEN_AWAY and history.was(held.key, {"there"}, held.ended, held.ended):
+    kept = _is_kept(history, held)
+    if held.refused in _TAKEN_AWAY and kept:
         yield f"{held.key} holds {held.revision}, and a read was refused with {held.refused} at {held.ended}"
     for seen in (each for read in held.reads for each in read if each.txn_id is not None):
         decision = history.decisions.get(seen.txn_id or "")
         if decision is None or decision.revision > held.revision or not decision.counts(seen.writer):
             yield f"{held.key} read {seen} at {held.revision}, and it was decided as {decision}"
-    if len(held.reads) == 2 and history.was(held.key, {"there"}, held.ended, held.ended):
+    if len(held.reads) == 2 and kept:
         first, second = ({seen.id for seen in _inside(read)} for read in held.reads)
         if first != second:
             yield f"{held.key} has read {sorted(first ^ second)} only once at {held.revision}"
+
+
+def _is_kept(history: History, held: HeldRead) -> bool:
+    """Whether the hold has been there all the time. One that has ended may come again, with a later revision: by a request
+    to take it that was under way for long."""
+    changes = history.states.get(held.key, ())
+    has_ended = any(held.revision < revision <= held.ended for revision, state in changes if state is None)
+    return not has_ended and history.was(held.key, {"there"}, held.ended, held.ended)
 
 
 def _inside(read: list[Seen]) -> list[Seen]:
