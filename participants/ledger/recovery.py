@@ -93,6 +93,7 @@ class Scan:
     """The frames from the start of a file up to its end, or to the first place that is not the next frame."""
 
     offsets: array[int] = field(default_factory=new_offsets)
+    durable: int = 0  # how many entries were durable, says the last frame
     damage: str | None = None  # the damage at offsets[-1], or None if the file ends there
     foreign: str | None = None  # why a whole frame that is there is not the one that belongs there
 
@@ -105,9 +106,9 @@ class Scan:
         return self.offsets[-1]
 
 
-def scan(disk: Disk, fd: int, ledger: int) -> Scan:
-    """Read a ledger file from its start. Raises `OSError`."""
-    found = Scan()
+def scan(disk: Disk, fd: int, ledger: int, known: Scan | None = None) -> Scan:
+    """Read a ledger file from its start, or from where the frames of an earlier scan end. Raises `OSError`."""
+    found = Scan(known.offsets[:], known.durable) if known is not None else Scan()
     wanted = _CHUNK_BYTES
     while True:
         base = found.end
@@ -125,6 +126,7 @@ def scan(disk: Disk, fd: int, ledger: int) -> Scan:
                     return found
                 at, entry = frame.end, entry + 1
                 found.offsets.append(base + at)
+                found.durable = frame.durable
             wanted = _CHUNK_BYTES
         except IncompleteFrame as error:
             if len(chunk) < wanted:
@@ -145,20 +147,19 @@ def whole_frames(disk: Disk, fd: int, ledger: int) -> tuple[array[int], int]:
     themselves. Raises `LedgerCorrupt` and `OSError`."""
     found = scan(disk, fd, ledger)
     while found.damage is not None:
-        # A frame that is being written looks torn, and may be whole, and durable, a moment later.
-        try:
-            _refuse_damage_to_durable(disk, fd, ledger, found)
-            break
-        except LedgerCorrupt:
-            again = scan(disk, fd, ledger)
-            if again.end == found.end:
-                raise
-            found = again
-    if not found.entries:
-        return found.offsets, 0
-    begin = found.offsets[-2]
-    last = peek(memoryview(read_all(disk, fd, found.end - begin, begin)), 0)
-    return found.offsets, last.durable
+        # A frame that is being written looks torn, and may be whole, and durable, a moment later. So does one that was
+        # read wrongly. What is torn for good is so twice.
+        again = scan(disk, fd, ledger, found)
+        if again.end == found.end:
+            try:
+                _refuse_damage_to_durable(disk, fd, ledger, again)
+                break
+            except LedgerCorrupt:
+                again = scan(disk, fd, ledger, again)
+                if again.end == found.end:
+                    raise
+        found = again
+    return found.offsets, found.durable
 
 
 def find_proof(tail: memoryview, ledger: int, entry: int) -> RawFrame | None:

@@ -21,6 +21,7 @@ from participants.backup.manifest import BackupDamaged, BackupTooNew, Manifest
 from participants.backup.place import MANIFEST, BackupPlace, NoSuchBackup
 from participants.backup.taking import NotCovered
 from participants.ledger.bucket import Bucket
+from participants.ledger.disk import Disk
 from participants.ledger.local_ledger import LocalSealedLedger
 from participants.ledger.object_ledger import ObjectSealedLedger
 from participants.ledger.storage import LedgerCorrupt, SealedLedger, StorageFailed
@@ -122,6 +123,29 @@ async def test_damage_to_an_open_ledger_is_no_shorter_backup(case: BackupCase) -
     with pytest.raises(LedgerCorrupt, match="this is not a torn tail"):
         await case.take()
     path.write_bytes(whole)
+
+
+@on_local_files
+async def test_the_end_of_an_open_ledger_that_was_read_wrongly_is_read_again(
+    case: BackupCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = await case.begin()
+    for payload in "abc":
+        await publish(segment, payload)
+    read, last = Disk.read, case.node.storage._files.path(segment.id, 1).stat().st_size - 1  # type: ignore[attr-defined]
+
+    def wrong_from_the_start(self: Disk, fd: int, wanted: int, offset: int) -> bytes:
+        content = bytearray(read(self, fd, wanted, offset))
+        if offset == 0 and wanted > last + 1 == len(content):
+            content[last] ^= 1
+        return bytes(content)
+
+    monkeypatch.setattr(Disk, "read", wrong_from_the_start)
+    manifest = await case.take()
+    monkeypatch.undo()
+    assert [copy.entries for copy in manifest.ledgers] == [3]
+    await case.restore(manifest)
+    assert await committed(await case.served()) == ["a", "b", "c"]
 
 
 @on_objects

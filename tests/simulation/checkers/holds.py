@@ -38,8 +38,8 @@ def _of_reader(history: History, held: HeldRead) -> Iterable[str]:
 
 
 def _is_kept(history: History, held: HeldRead) -> bool:
-    """Whether the hold has been there all the time. One that has ended may come again, with a later revision: by a request
-    to take it that was under way for long."""
+    """Whether the hold has been there all the time. One that has ended may come again, with a later revision: by a
+    request to take it that was under way for long."""
     changes = history.states.get(held.key, ())
     has_ended = any(held.revision < revision <= held.ended for revision, state in changes if state is None)
     return not has_ended and history.was(held.key, {"there"}, held.ended, held.ended)
