@@ -88,6 +88,23 @@ def unknown_transaction(txn_id: TxnId) -> errors.MetatxnError:
     )
 
 
+def collected_or_never_begun(txn_id: TxnId) -> errors.MetatxnError:
+    """No record tells the two apart."""
+    return errors.TransactionNotFound(
+        f"transaction {txn_id} was collected after its end, or never began: its id was given out, and has no record",
+        action="A finished transaction is forgotten after the retention time: --gc-retention-ms of the coordinators.",
+        txn_id=str(txn_id),
+    )
+
+
+def never_begun(txn_id: TxnId) -> errors.MetatxnError:
+    return errors.TransactionNotFound(
+        f"transaction {txn_id} is unknown: it never began, because no coordinator was given its id",
+        action="Check the id, and whether this is its cluster.",
+        txn_id=str(txn_id),
+    )
+
+
 def already_decided(txn_id: TxnId, header: Header) -> errors.MetatxnError:
     """Why a final transaction refuses a request other than its own end."""
     assert header.state.final

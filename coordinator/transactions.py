@@ -180,9 +180,19 @@ class Transactions:
 
     async def get(self, txn_id: TxnId, *, caller: Principal = ANYONE) -> TransactionHeader:
         """Raises TXN_NOT_FOUND."""
-        records = await self._decisions.read(txn_id)
+        try:
+            records = await self._decisions.read(txn_id)
+        except errors.TransactionNotFound:
+            raise await self._not_found(txn_id) from None
         require_owner(records, caller)
         return answers.describe_records(records)
+
+    async def _not_found(self, txn_id: TxnId) -> errors.MetatxnError:
+        """For one that had no header when it was read. Ids come in blocks, so one below the next block of its
+        coordinator id may have been begun; others were not. Raises the store's errors."""
+        counter = await self._decisions.store.get(paths.id_sequence(txn_id.coordinator))
+        given_out = counter is not None and txn_id.sequence < int(counter.value)
+        return answers.collected_or_never_begun(txn_id) if given_out else answers.never_begun(txn_id)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 

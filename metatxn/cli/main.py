@@ -139,7 +139,7 @@ def shared_options(
 
     said = setting("output", output)
     if said not in [*Output]:
-        raise CliError(f"{path}: output of profile {profile!r} is {said!r}. Use table or json.")
+        raise CliError(f"{path}: 'output' in [profiles.{profile}] is {said!r}. Use table or json.")
     token, ca = setting("token", token), setting("ca", ca)
     if isinstance(context.obj, ErrorOutput) and context.obj.said is None:
         context.obj.said = Output(said)

@@ -26,6 +26,7 @@ from metatxn.cli.options import CliError
 from metatxn.cli.output import print_note
 
 SERVERS = ("dev", "coordinator", "broker")
+SECTIONS = "[profiles.NAME], [dev], [coordinator] and [broker]"
 OF_A_PROFILE = ("url", "token", "ca", "listener", "output", "store")
 TAKE_A_STORE = (("doctor",), ("store", "dump"), ("store", "check"), ("store", "sizes"))
 """The commands whose `--store` a profile may give: those that only read it."""
@@ -40,19 +41,35 @@ def default_file() -> Path:
 def load_settings(given: Path | None) -> tuple[Path, dict[str, Any]]:
     """The file and its tables; no tables if nobody named a file and the usual one does not exist. Raises `CliError`."""
     path = given or default_file()
-    if given is None and not path.is_file():
-        return path, {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        if given is None:
+            return path, {}
+        raise CliError(f"there is no file of settings {path}. Correct --config, or METATXN_CONFIG.") from None
+    except UnicodeDecodeError:
+        raise CliError(f"the file of settings {path} is no text in UTF-8. Write it anew, as TOML.") from None
+    except OSError as error:
+        raise CliError(
+            f"the file of settings {path} cannot be read: {error.strerror}. Make it readable, or name another one with "
+            "--config."
+        ) from error
+    return path, _tables(path, text)
+
+
+def _tables(path: Path, text: str) -> dict[str, Any]:
     import tomllib  # only who has a file pays for it
 
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CliError(f"--config {path}: {error}. Give a readable TOML file.") from error
-    known = ("profiles", *SERVERS)
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CliError(f"the file of settings {path} is no valid TOML: {error}. Correct it there.") from error
     for name, table in tables.items():
-        if name not in known or not isinstance(table, dict):
-            raise CliError(f"{path}: {name!r} is not a table that is known. Use {_listed(known)}.")
-    return path, tables
+        if isinstance(table, dict) and name not in ("profiles", *SERVERS):
+            raise CliError(f"{path}: there is no section {name!r}. Use {SECTIONS}.")
+        if not isinstance(table, dict):
+            raise CliError(f"{path}: {name!r} stands in no section. Put it below one of {SECTIONS}.")
+    return tables
 
 
 def profile_of(path: Path, tables: Mapping[str, Any], name: str | None) -> dict[str, str]:
@@ -62,10 +79,16 @@ def profile_of(path: Path, tables: Mapping[str, Any], name: str | None) -> dict[
     profiles = tables.get("profiles", {})
     if not isinstance(found := profiles.get(name), dict):
         there = f"There are {_listed(profiles)}" if profiles else "There are none"
-        raise CliError(f"--profile: {path} has no profile {name!r}. {there}; add [profiles.{name}].")
+        raise CliError(
+            f"there is no profile {name!r} in {path}. {there}: correct --profile, or METATXN_PROFILE, or add "
+            f"[profiles.{name}]."
+        )
     for setting, value in found.items():
-        if setting not in OF_A_PROFILE or not isinstance(value, str):
-            raise CliError(f"{path}: {setting!r} of profile {name!r}: it may have texts for {_listed(OF_A_PROFILE)}.")
+        if setting not in OF_A_PROFILE:
+            known = _listed(OF_A_PROFILE)
+            raise CliError(f"{path}: there is no setting {setting!r}, as in [profiles.{name}]. Use {known}.")
+        if not isinstance(value, str):
+            raise CliError(f"{path}: {setting!r} in [profiles.{name}] is {value!r}, and no text. Put it in quotes.")
     if "token" in found and path.stat().st_mode & _OTHERS_MAY_READ:
         print_note(f"others may read the token in {path}; chmod 600 keeps it to you.")
     return dict(found)

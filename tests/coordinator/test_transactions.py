@@ -88,6 +88,19 @@ async def test_an_end_after_the_header_was_collected_is_not_found(
     assert record is not None
     await store.apply(store.batch().remove(record))
     await refusal(transactions.commit(txn_id), ErrorCode.TXN_NOT_FOUND)
+    said = await refusal(transactions.get(txn_id), ErrorCode.TXN_NOT_FOUND)
+    assert "was collected after its end, or never began" in said.detail and "--gc-retention-ms" in said.action
+
+
+async def test_whether_an_id_was_given_out_is_said(transactions: Transactions, store: FaultyStore) -> None:
+    """Only the ids of blocks that were leased can have been begun."""
+    begun = await begin(transactions)
+    counter = await store.get(paths.id_sequence(begun.coordinator))
+    assert counter is not None
+    for sequence, words in ((int(counter.value) - 1, "was given out"), (int(counter.value), "was given its id")):
+        said = await refusal(transactions.get(TxnId(begun.coordinator, sequence)), ErrorCode.TXN_NOT_FOUND)
+        assert words in said.detail
+    assert "is unknown" in (await refusal(transactions.get(TxnId(7, 1)), ErrorCode.TXN_NOT_FOUND)).detail
 
 
 async def test_a_decision_with_a_stale_expectation_is_rejected(transactions: Transactions, store: FaultyStore) -> None:

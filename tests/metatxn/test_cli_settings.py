@@ -124,11 +124,17 @@ def test_options_and_variables_go_before_the_file(settings: Path, made: dict[str
         ("profiles = 1\n", ("topic", "list"), "'profiles'"),
         ("[broker]\nports = 1\n", ("topic", "list"), "'ports' in [broker]"),
         ("[broker]\nport = 'x'\n", ("broker", "--store", "memory://"), "--port"),
-        ("[profiles.a]\nurls = 'x'\n", ("--profile", "a", "topic", "list"), "'urls'"),
-        ("[profiles.a]\noutput = 'xml'\n", ("--profile", "a", "topic", "list"), "'xml'"),
+        ("url = 'x'\n", ("topic", "list"), "'url' stands in no section"),
+        (
+            "[profiles.a]\nurls = 'x'\n",
+            ("--profile", "a", "topic", "list"),
+            "'urls', as in [profiles.a]. Use url",
+        ),
+        ("[profiles.a]\nurl = 1\n", ("--profile", "a", "topic", "list"), "'url' in [profiles.a] is 1, and no text"),
+        ("[profiles.a]\noutput = 'xml'\n", ("--profile", "a", "topic", "list"), "'output' in [profiles.a] is 'xml'"),
         ("[profiles.a]\n", ("--profile", "b", "topic", "list"), "There are a"),
         ("", ("--profile", "b", "topic", "list"), "There are none"),
-        ("[", ("topic", "list"), "TOML"),
+        ("[", ("topic", "list"), "config.toml is no valid TOML: "),
     ],
 )
 def test_a_mistake_in_the_file_is_named(text: str, arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
@@ -137,7 +143,18 @@ def test_a_mistake_in_the_file_is_named(text: str, arguments: tuple[str, ...], w
 
 
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
-    assert "nowhere.toml" in error_line(run_here("--config", str(tmp_path / "nowhere.toml"), "topic", "list"))
+    missing = tmp_path / "nowhere.toml"
+    assert f"there is no file of settings {missing}" in error_line(run_here("--config", str(missing), "topic", "list"))
+
+
+def test_the_usual_file_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None:
+    """A directory stands for whatever the system refuses to read."""
+    (usual := tmp_path / "metatxn" / "config.toml").mkdir(parents=True)
+    refused = error_line(run_here("topic", "list", XDG_CONFIG_HOME=str(tmp_path)))
+    assert f"the file of settings {usual} cannot be read: Is a directory. Make it readable" in refused
+    usual.rmdir()
+    usual.write_bytes(b"\xff")
+    assert "is no text in UTF-8" in error_line(run_here("topic", "list", XDG_CONFIG_HOME=str(tmp_path)))
 
 
 @pytest.mark.parametrize(("mode", "said"), [(0o644, True), (0o600, False)])
