@@ -246,7 +246,7 @@ def _action(error: Exception, to_write: bool) -> str:
         case "NotCovered" | "NotEmpty" | "ClockBehind" | "StoreWentBack":
             return "Nothing was changed."
         case "StorageRefused":
-            return "Give --data-dir as a broker has it, and URLs such as s3://bucket/prefix or file:///directory."
+            return "Give URLs such as s3://bucket/prefix or file:///directory, and --data-dir as a broker has it."
         case _:
             return "The command can be repeated."
 
