@@ -103,8 +103,9 @@ class Background:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
         started = concurrent.futures.Future()
         serving = _serve(started, self._closing)
-        self._thread = threading.Thread(target=_run, args=[serving], name="metatxn", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=_run, args=[serving], name="metatxn", daemon=True)
+        thread.start()
+        self._thread = thread  # only now, because other threads take one that is not alive for one that has ended
         self._loop, stop = started.result()
         self._stop = functools.partial(_call_soon, self._loop, stop.set)
         # Not at the end of the program: clients that are still open then are closed first, and need the loop for that.

@@ -256,6 +256,21 @@ def test_many_threads_wait_for_space(cluster: FakeCluster) -> None:
         assert [index for sender, index in cluster.visible() if sender == number] == list(range(50))
 
 
+def test_call_while_another_thread_starts_the_loop_is_not_refused(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    with cluster.client() as client:
+
+        def start_late(thread: threading.Thread) -> None:
+            if thread.name == "metatxn":
+                client._background._check_loop()
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_late)
+        assert client.begin().state == "OPEN"
+
+
 def test_failure_is_raised_by_the_next_send_inside(cluster: FakeCluster) -> None:
     cluster.before = [(ENTRIES, answering(ErrorCode.PAYLOAD_TOO_LARGE))]
     with cluster.client() as client:

@@ -89,11 +89,14 @@ def test_a_forked_child_does_not_hold_the_lock_and_does_not_loosen_it(tmp_path: 
     with subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         said, child = parent.stdout.readline().split()
-        assert said != "locked" and open_elsewhere(tmp_path) == "locked"
-        parent.kill()
-        parent.wait()
-        assert open_elsewhere(tmp_path) == said
-        os.kill(int(child), signal.SIGKILL)
+        try:
+            assert open_elsewhere(tmp_path) == "locked"
+            parent.kill()
+            parent.wait()
+            assert open_elsewhere(tmp_path) == said
+        finally:
+            parent.kill()
+            os.kill(int(child), signal.SIGKILL)
 
 
 async def test_the_storage_id_stays(tmp_path: Path) -> None:
