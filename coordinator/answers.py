@@ -48,6 +48,8 @@ def members(
         "reason": header.reason,
         "expired_by": header.expired_by.value if header.expired_by else None,
         "ended_by": header.ended_by,
+        "renewed_ms": header.renewed_ms,
+        "renewals": header.renewals,
         "prepared": True if prepared else None,
         "revision": revision,
         "properties": header.properties,

@@ -41,7 +41,7 @@ class Commit:
     def final(self, records: TransactionRecords, now_ms: int, caller: Principal) -> Header:
         """What the open transaction becomes. Raises NOT_ALLOWED."""
         counted = records.remembered_writers if self.writers is None else self.writers
-        return committed(records.header, now_ms, counted, caller.name)
+        return committed(records.header_to_decide, now_ms, counted, caller.name)
 
     def again(self, records: TransactionRecords) -> TransactionHeader:
         """The answer for a transaction that is already final (DESIGN §5.11). Raises INVALID_TXN_STATE,
@@ -76,7 +76,7 @@ class Abort:
             log.info("abort by force", txn_id=str(self.txn_id), reason=self.reason, by=caller.name)
         else:
             require_force(records, caller)
-        return aborted(records.header, now_ms, self.reason, caller.name)
+        return aborted(records.header_to_decide, now_ms, self.reason, caller.name)
 
     def again(self, records: TransactionRecords) -> TransactionHeader:
         if records.header.state is not TxnState.ABORTED:

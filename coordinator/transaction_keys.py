@@ -293,7 +293,7 @@ class TransactionKeys:
         """Apply `batch`, and abort `fenced` in the same apply."""
         if fenced is None:
             return (await self._decisions.settling.apply(batch)).revision
-        final = aborted(fenced.header, self._decisions.clock(), reason, expired_by=ExpiredBy.FENCING)
+        final = aborted(fenced.header_to_decide, self._decisions.clock(), reason, expired_by=ExpiredBy.FENCING)
         finalize(batch, [fenced], final)
         return (await self._decisions.apply(batch, ([fenced], final))).revision
 

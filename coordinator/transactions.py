@@ -274,7 +274,7 @@ class Transactions:
         """
         now_ms = self.clock()
         decided: list[DecidedTransactions] = []
-        for _, some in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].header_record.value)):
+        for _, some in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].decided_alike)):
             alike = list(some)
             end, records = alike[0]
             decided.append(([records for _, records in alike], end.final(records, now_ms, caller)))
@@ -433,7 +433,9 @@ def writer_set(writers: Iterable[str], field: str) -> tuple[str, ...]:
 
 def _timed_out(records: TransactionRecords, now_ms: int) -> Header:
     kind = "prepared deadline" if records.prepared_record else "deadline"
-    return aborted(records.header, now_ms, f"{kind} {records.deadline_ms} passed", expired_by=ExpiredBy.TIMEOUT)
+    return aborted(
+        records.header_to_decide, now_ms, f"{kind} {records.deadline_ms} passed", expired_by=ExpiredBy.TIMEOUT
+    )
 
 
 def _key_lost(records: TransactionRecords) -> errors.MetatxnError:

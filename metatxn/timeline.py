@@ -61,6 +61,7 @@ def _events(
         )
         return
     yield from _remembered(work)
+    yield from _kept_alive({"renewals": header.renewals, "renewed_ms": header.renewed_ms})
     yield TimelineEvent(header.state.lower(), header.finalized_ms, what=_why(header))
     yield from _effects(header, work)
     left = sorted({op.segment for op in operations})
@@ -99,16 +100,21 @@ def _operations(
 
 
 def _side_records(header: TransactionHeader, records: Sequence[StoredRecord]) -> Iterator[TimelineEvent]:
-    """The last keep-alive, and a prepare, which replaces the record of the keep-alives."""
+    """The last keep-alive, and a prepare, whose record replaces that of the keep-alives and takes them over."""
     beside = {record.key.split("/")[1]: record.value for record in records}
     if "txn-lease" in beside:
-        lease = _members(beside["txn-lease"])
-        number = lease.get("renewals") or 1
-        what = f"{number:,} times; this was the last" if number > 1 else None
-        yield TimelineEvent("kept alive", lease.get("renewed_ms"), what=what)
+        yield from _kept_alive({"renewals": 1, **_members(beside["txn-lease"])})
     if header.prepared:
-        prepared_ms = _members(beside.get("txn-prepared")).get("prepared_ms")
-        yield TimelineEvent("prepared", prepared_ms, what="only a commit or an abort is accepted")
+        prepared = _members(beside.get("txn-prepared"))
+        yield from _kept_alive(prepared)
+        yield TimelineEvent("prepared", prepared.get("prepared_ms"), what="only a commit or an abort is accepted")
+
+
+def _kept_alive(told: Mapping[str, Any]) -> Iterator[TimelineEvent]:
+    number = told.get("renewals")
+    if isinstance(number, int) and number > 0:
+        what = f"{number:,} times; this was the last" if number > 1 else None
+        yield TimelineEvent("kept alive", told.get("renewed_ms"), what=what)
 
 
 def _members(value: Any) -> dict[str, Any]:

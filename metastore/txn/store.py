@@ -89,6 +89,25 @@ class TransactionRecords(NamedTuple):
         return self.header.timeout_ms
 
     @property
+    def header_to_decide(self) -> Header:
+        """The header, with the keep-alives from the record that the decision deletes."""
+        kept_alive = self._kept_alive()
+        return self.header.model_copy(update=kept_alive) if kept_alive else self.header
+
+    @property
+    def decided_alike(self) -> tuple[bytes, ...]:
+        """Equal for transactions of which equal decisions make equal headers."""
+        told_by = (self.header_record, self.lease_record, self.prepared_record)
+        return tuple(record.value for record in told_by if record)
+
+    def _kept_alive(self) -> dict[str, int | None]:
+        if self.lease_record:
+            lease = Lease.decode(self.lease_record.value)
+            return {"renewed_ms": lease.renewed_ms, "renewals": lease.renewals}
+        prepared = self.prepared
+        return {"renewed_ms": prepared.renewed_ms, "renewals": prepared.renewals} if prepared else {}
+
+    @property
     def size_bytes(self) -> int:
         """The size of the values: the names of writers, and what was given at begin, may be long."""
         records = (self.header_record, self.lease_record, self.prepared_record, self.writers_record)
@@ -112,7 +131,7 @@ class TransactionRecords(NamedTuple):
             batch.remove(self.lease_record)
         else:
             batch.check(Absent(paths.lease(self.txn_id)))
-        batch.create(paths.prepared(self.txn_id), prepared.encode())
+        batch.create(paths.prepared(self.txn_id), prepared.model_copy(update=self._kept_alive()).encode())
         return self._move_deadline(batch, prepared.deadline_ms)
 
     def remember_writers(self, batch: Batch, writers: tuple[str, ...]) -> Batch:

@@ -203,6 +203,8 @@ class TransactionHeader(BaseModel):
     ended_by: str | None = Field(
         default=None, description="The principal that committed or aborted it, if it was authenticated."
     )
+    renewed_ms: int | None = Field(default=None, description="The last keep-alive, once it is decided.")
+    renewals: int | None = Field(default=None, description="The number of keep-alives, once it is decided.")
     prepared: bool | None = None
     already_committed: bool | None = None
     revision: int | None = Field(default=None, description="The store revision at which the header was last written.")

@@ -99,6 +99,23 @@ async def test_a_keep_alive_moves_the_deadline_from_now(transactions: Transactio
         assert answer.deadline_ms == clock.now_ms + timeout_ms == (await transactions.get(txn_id)).deadline_ms
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("verb", ["commit", "abort"])
+async def test_a_decided_transaction_tells_of_its_keep_alives(
+    transactions: Transactions, clock: FakeClock, verb: str, prepared: bool
+) -> None:
+    txn_id = await begin(transactions)
+    for _ in range(2):
+        clock.now_ms += 10
+        await transactions.keep_alive(txn_id, 60_000)
+    kept_ms, clock.now_ms = clock.now_ms, clock.now_ms + 5
+    if prepared:
+        await transactions.prepare(txn_id, 60_000)
+    decided = await getattr(transactions, verb)(txn_id)
+    assert (decided.renewals, decided.renewed_ms) == (2, kept_ms)
+    assert await transactions.get(txn_id) == decided
+
+
 async def test_a_decided_transaction_refuses_changes(transactions: Transactions) -> None:
     """CONTRACT: the detail names the state and its time."""
     for end in (transactions.commit, transactions.abort):

@@ -431,11 +431,12 @@ NEEDS_2: dict[str, str] = {
 WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
     "BrokerRecord": "draining listeners peer kafka",  # it drains, and has clients of Kafka, once the version allows it
     "CoordinatorRecord": "listeners",
-    "Header": "ended_by",  # only shown, and no process writes a header that has it
+    "Header": "ended_by renewed_ms renewals",  # only shown, and no process writes a header that has it
     "Incarnation": "barrier restoring",  # for later releases; what is being restored is also `recovering`
     "Lease": "renewed_ms renewals",  # only shown
     "LedgerRecord": "bytes last_ms",  # measured again where they are missing
     "OwnerRecord": "listeners",
+    "Prepared": "renewed_ms renewals",  # only shown
     "ProcessRecord": "service url release speaks",  # for whoever raises the version
     "VersionRecord": "version finalized_ms",
 }

@@ -110,11 +110,12 @@ def test_the_story_of_a_transaction(
         ("begun", None),
         ("writes", segment),
         ("acknowledges", segment),
+        ("kept alive", None),
         ("prepared", None),
         ("expires", None),
     ]
     assert "1 message in 1 entry, " in shown["timeline"][1]["what"]
-    assert shown["timeline"][1]["at_ms"] <= shown["timeline"][3]["at_ms"], "the broker and the record tell when"
+    assert shown["timeline"][1]["at_ms"] <= shown["timeline"][4]["at_ms"], "the broker and the record tell when"
     assert ask("txn", "commit", short)["state"] == "COMMITTED"
     eventually(lambda: [each["event"] for each in ask("txn", "show", short)["timeline"]][-1], "materialized")
     ended = ask("txn", "show", short)
@@ -122,6 +123,7 @@ def test_the_story_of_a_transaction(
         ("begun", None),
         ("wrote", segment),
         ("acknowledged", segment),
+        ("kept alive", None),
         ("committed", None),
         ("visible", segment),
         ("materialized", None),
@@ -387,6 +389,12 @@ def test_keep_alives_are_counted(value: Any, shown: tuple[int | None, str | None
         1:-1
     ]
     assert (event.event, event.at_ms, event.what) == ("kept alive", *shown)
+
+
+def test_keep_alives_are_told_after_the_decision() -> None:
+    header = TransactionHeader(txn_id="a", state="COMMITTED", created_ms=1, finalized_ms=9, renewals=3, renewed_ms=5)
+    events = [(event.event, event.at_ms) for event in timeline(header, [])]
+    assert events[:3] == [("begun", 1), ("kept alive", 5), ("committed", 9)]
 
 
 def test_the_page_shows_what_is_printed() -> None:

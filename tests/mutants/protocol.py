@@ -334,8 +334,8 @@ PROTOCOL = (
         "other-writers-succeed",
         "5.12: a commit that is repeated has the same writers",
         "coordinator/ends.py",
-        "        return committed(records.header, now_ms, counted, caller.name)",
-        "        return committed(records.header, now_ms, None, caller.name)",
+        "        return committed(records.header_to_decide, now_ms, counted, caller.name)",
+        "        return committed(records.header_to_decide, now_ms, None, caller.name)",
     ),
     Mutant(
         "deadline-entry-stays",

@@ -19,7 +19,8 @@ class Header(JsonRecord):
     `timeout_ms` is the absolute deadline given at begin; a keep-alive or a prepare moves the deadline in a record of
     its own, because the header must stay at its first version while it is OPEN. `writers`, once COMMITTED, is the list
     of writers that count (None: all of them; empty: only operations without a writer). `ended_by` is the principal that
-    requested the decision, if it was authenticated.
+    requested the decision, if it was authenticated. `renewals` and `renewed_ms` are those of the lease, whose record
+    the decision deletes.
     """
 
     state: TxnState
@@ -34,13 +35,15 @@ class Header(JsonRecord):
     reason: str | None = None
     expired_by: ExpiredBy | None = None
     ended_by: str | None = None
+    renewed_ms: int | None = None
+    renewals: int | None = None
     properties: dict[str, str] | None = None
 
     @property
     def as_begun(self) -> Header:
         """The header as it was before the decision."""
-        decided = dict.fromkeys(("finalized_ms", "writers", "reason", "expired_by", "ended_by"))
-        return self.model_copy(update={"state": TxnState.OPEN, **decided})
+        decided = ("finalized_ms", "writers", "reason", "expired_by", "ended_by", "renewed_ms", "renewals")
+        return self.model_copy(update={"state": TxnState.OPEN, **dict.fromkeys(decided)})
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
@@ -66,10 +69,15 @@ class Lease(JsonRecord):
 
 
 class Prepared(JsonRecord):
-    """`/txn-prepared/<txnId>`: exists only between an external prepare and the decision."""
+    """`/txn-prepared/<txnId>`: exists only between an external prepare and the decision.
+
+    `renewals` and `renewed_ms` are those of the lease, whose record it replaces.
+    """
 
     prepared_ms: int
     deadline_ms: int
+    renewed_ms: int | None = None
+    renewals: int | None = None
 
 
 _WRITERS: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])

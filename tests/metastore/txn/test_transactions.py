@@ -198,7 +198,7 @@ async def test_prepare_takes_the_place_of_the_lease_and_keeps_the_writers(store:
     assert records.lease_record is None
     assert records.deadline_ms == 3_000
     assert records.remembered_writers == ("w",)
-    assert records.prepared == Prepared(prepared_ms=2, deadline_ms=3_000)
+    assert records.prepared == Prepared(prepared_ms=2, deadline_ms=3_000, renewed_ms=1_500, renewals=1)
     assert records.header_record.first, "prepared is a record beside the header"
 
 
