@@ -44,6 +44,7 @@ PAGES = {
     "its segments without a broker": "/unserved",
     "topics": "/topics",
     "topics, by a part of their name": "/topics?text=99",
+    "how many there are": "/topic-count",
     "one topic": _TOPIC,
     "messages": f"{_TOPIC}/messages?after=0:-1",
     "messages, all that is stored": f"{_TOPIC}/messages?show=all",

@@ -60,6 +60,7 @@ PAGES: dict[str, PageHandler] = {
     "/keys": keys.keys,
     "/keys/{key}": keys.one_key,
     "/topics": topics.topics,
+    "/topic-count": topics.topic_count,
     "/topics/{topic}": topics.one_topic,
     "/topics/{topic}/messages": messages.messages,
     "/topics/{topic}/messages/download": messages.download_messages,

@@ -22,6 +22,7 @@ MOST_LOOKED_AT = 40
 """The segments of a list of topics that are asked for their sizes."""
 MOST_SEGMENTS = 50
 PATH = "/console/topics"
+COUNT_PATH = "/console/topic-count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +65,35 @@ class SegmentRow:
 
 async def topics(visit: Visit) -> Response:
     text, token = visit.query("text"), visit.query("page") or None
-    (found, next_token), count = await asyncio.gather(
-        visit.client.topics(text=text or None, limit=PER_PAGE).page_at(token),
-        visit.client.count_topics(text=text or None),
-    )
+    found, next_token = await visit.client.topics(text=text or None, limit=PER_PAGE).page_at(token)
     return visit.page(
         "topics.html",
         rows=await _rows(visit, found),
         text=text,
-        count=count,
+        counted_at=_with_query(COUNT_PATH, text=text),
         may_create=not visit.site.read_only and _may_create(visit.access),
-        first=_url(text, None) if token else None,
-        next=_url(text, next_token) if next_token else None,
+        first=_with_query(PATH, text=text) if token else None,
+        next=_with_query(PATH, text=text, page=next_token) if next_token else None,
     )
+
+
+async def topic_count(visit: Visit) -> Response:
+    """The part of the page that takes a little longer: how many topics there are, or match."""
+    text = visit.query("text")
+    try:
+        count = await visit.client.count_topics(text=text or None)
+    except metatxn.MetatxnError as error:
+        return visit.fragment("problem.html", "live", error=error)
+    return visit.fragment("topic_count.html", "part", count=count, text=text)
 
 
 def _may_create(access: metatxn.AccessInfo) -> bool:
     return access.admin or any("admin" in rights for rights in access.topics.values())
 
 
-def _url(text: str, token: str | None) -> str:
-    query = {name: value for name, value in (("text", text), ("page", token)) if value}
-    return f"{PATH}?{urlencode(query)}" if query else PATH
+def _with_query(path: str, **query: str) -> str:
+    given = {name: value for name, value in query.items() if value}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 async def _rows(visit: Visit, found: Sequence[TopicInfo]) -> list[TopicRow]:
