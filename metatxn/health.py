@@ -86,10 +86,20 @@ def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem
     for name in ("coordinator", "broker"):
         if not any(service.name == name for service in services):
             yield HealthProblem("cluster", f"there is no {name}", f"Start one; see `metatxn {name} --help`.")
+    yield from draining_problems(services)
     for service in services:
         if service.status is not None:
             yield from _own_problems(service.about, service.status, store_is_away=away is not None)
     yield from _differences([service.status for service in services if service.status is not None])
+
+
+def draining_problems(services: Iterable[AskedService]) -> Iterator[HealthProblem]:
+    """Of drains that cannot end. A broker that does not answer may take nothing, so it is as if it were not there."""
+    answering = [each for each in services if each.name == "broker" and each.status is not None]
+    if answering and all(each.status is not None and each.status.draining for each in answering):
+        what = "every broker is being drained: nobody takes their segments, nor, with local files, new topics"
+        action = f"Start another one, or end a drain: metatxn broker undrain {answering[0].process.id}"
+        yield HealthProblem("cluster", what, action)
 
 
 def _own_problems(about: str, status: ServiceStatus, *, store_is_away: bool) -> Iterator[HealthProblem]:

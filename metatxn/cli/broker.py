@@ -12,8 +12,9 @@ import typer
 import metatxn
 from metatxn.cli import serve
 from metatxn.cli.completion import complete_broker
+from metatxn.cli.consent import counted
 from metatxn.cli.options import CliError, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_json, print_rows
+from metatxn.cli.output import as_json, print_json, print_note, print_rows
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, milliseconds_of
 from metatxn.wire.models import BrokerProcess
@@ -79,15 +80,21 @@ def drain(
 
     A broker with --data-dir keeps its segments, because it has their files: only new topics go to other brokers. That
     lasts until `metatxn broker undrain`, also over a restart; the drain of a broker with --storage ends with its
-    process.
+    process. Ctrl-C ends only the waiting.
     """
     within_s = milliseconds_of("--timeout", timeout) / 1000
     with session.connect() as client:
         found = client.broker(_id_of(client, broker))
         if dry_run:
-            session.print_done({"dry_run": True, "would": _plan(found)}, f"would {_plan(found)}")
+            plan = _plan(found, alone=_is_alone(client, found))
+            session.print_done({"dry_run": True, "would": plan}, f"would {plan}")
             return
         found = client.drain_broker(found.id)
+        if not found.shared and _is_alone(client, found):
+            raise CliError(
+                f"broker {found.id} drains, but no other broker takes new topics, so none can be created. Start one, "
+                f"or end the drain: metatxn broker undrain {found.id}."
+            )
         if found.shared and not no_wait:
             found = _until_drained(client, found, within_s)
     session.print_done(as_json(found), _sentence(found))
@@ -98,8 +105,10 @@ def drain(
 def undrain(session: ServiceOptions, broker: BrokerArgument) -> None:
     """End a drain: the broker gets its share of the segments again, and new topics."""
     with session.connect() as client:
-        found = client.undrain_broker(_id_of(client, broker))
-    session.print_done(as_json(found), f"broker {found.id} serves again")
+        before = client.broker(_id_of(client, broker))
+        found = client.undrain_broker(before.id)
+    serves = "was not being drained" if before.state == "serving" else "serves again"
+    session.print_done(as_json(found), f"broker {found.id} {serves}")
 
 
 def _seen(client: metatxn.Client, broker: BrokerProcess) -> dict[str, Any]:
@@ -134,37 +143,62 @@ def _id_of(client: metatxn.Client, named: str) -> str:
     return matching[0]
 
 
+def _is_alone(client: metatxn.Client, found: metatxn.BrokerInfo) -> bool:
+    """Whether no other broker takes what this one gives away: its segments, or, with local files, new topics."""
+    others = (each for each in client.cluster().brokers if each.id != found.id and not each.draining)
+    return not any(not found.shared or each.storage == found.storage for each in others)
+
+
 def _until_drained(
     client: metatxn.Client, found: metatxn.BrokerInfo, within_s: float, clock: Callable[[], float] = time.monotonic
 ) -> metatxn.BrokerInfo:
     """Raises `CliError` if it takes too long, or nobody can take the segments."""
     end, at_first = clock() + within_s, found.segments
     with ProgressLine("segments have gone", total=at_first, beside_output=False) as progress:
-        while found.state == "draining":
-            if found.waiting_for is not None:
-                raise CliError(
-                    f"the drain has begun, but {found.waiting_for}. Start one, and the {found.segments} segments go "
-                    f"there; or end the drain: metatxn broker undrain {found.id}"
-                )
-            if clock() >= end:
-                raise CliError(
-                    f"{found.segments} segments have not gone yet, and the drain goes on. Look again with "
-                    f"`metatxn broker list`, or end it: metatxn broker undrain {found.id}"
-                )
-            progress.at(max(0, at_first - found.segments))
-            threading.Event().wait(POLL_S)
-            found = client.broker(found.id)
+        try:
+            while found.state == "draining":
+                if found.waiting_for is not None:
+                    raise CliError(
+                        f"the drain has begun, but {found.waiting_for}. Start one, and {_counted(found)} will go "
+                        f"there; or end the drain: metatxn broker undrain {found.id}."
+                    )
+                if clock() >= end:
+                    left = f"{_counted(found)} left at the end of --timeout"
+                    raise CliError(f"{left}, and the drain goes on. {_look_again(found)}")
+                progress.at(max(0, at_first - found.segments))
+                threading.Event().wait(POLL_S)
+                found = client.broker(found.id)
+        except metatxn.NotFound as error:
+            raise CliError(
+                f"broker {found.id} has stopped before {_counted(found)} had gone; the others take over what was left. "
+                "See `metatxn status`."
+            ) from error
+        except KeyboardInterrupt:
+            progress.clear()
+            print_note(f"nobody waits any more, but the drain goes on: {_counted(found)} left. {_look_again(found)}")
+            raise
     return found
 
 
-def _plan(found: metatxn.BrokerInfo) -> str:
+def _counted(found: metatxn.BrokerInfo) -> str:
+    return counted(found.segments, "segment")
+
+
+def _look_again(found: metatxn.BrokerInfo) -> str:
+    return f"Look again with `metatxn broker list`, or end it: metatxn broker undrain {found.id}."
+
+
+def _plan(found: metatxn.BrokerInfo, *, alone: bool) -> str:
     if found.shared:
-        return f"hand the {found.segments} segments of broker {found.id} over to others of storage {found.storage}"
-    return f"send new topics to other brokers; the {found.segments} segments of broker {found.id} stay"
+        plan = f"hand {_counted(found)} of broker {found.id} over to others of storage {found.storage}"
+        return f"{plan}; but no other one that is not draining has it open, so nothing would go" if alone else plan
+    if alone:
+        return f"let nobody create topics, because there is no other broker; {_counted(found)} of {found.id} stay there"
+    return f"send new topics to other brokers; {_counted(found)} of broker {found.id} stay there"
 
 
 def _sentence(found: metatxn.BrokerInfo) -> str:
     if found.state == "drained":
         return f"broker {found.id} has no segments any more and can be stopped"
-    waiting_for = found.waiting_for or f"{found.segments} segments go to other brokers"
+    waiting_for = found.waiting_for or f"{_counted(found)} still here, which other brokers take"
     return f"broker {found.id} drains: {waiting_for}"

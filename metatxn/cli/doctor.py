@@ -22,7 +22,7 @@ from metatxn.cli.options import CliError, ServiceOptions, shared, takes_session
 from metatxn.cli.output import print_json, print_rows
 from metatxn.cli.status import hanging_problems, oldest_hanging, unserved_segments
 from metatxn.cli.store import looking_into
-from metatxn.health import HANGING_MS, STORE_ACTION, AskedService, store_away
+from metatxn.health import HANGING_MS, STORE_ACTION, AskedService, draining_problems, store_away
 from metatxn.wire.access import end_of_token
 from metatxn.wire.models import STORE, Process
 from metatxn.words import duration, size_text
@@ -107,12 +107,15 @@ def of_cluster(
     members = members_of(client, url)
     answers = asked_at_once(members.services, lambda process: _asked(client, process, clock))
     seen = [_seen(*service, answer) for service, answer in zip(members.services, answers, strict=True)]
-    if (away := store_away(AskedService(each.name, each.process, each.status) for each in seen)) is not None:
+    services = [AskedService(each.name, each.process, each.status) for each in seen]
+    if (away := store_away(services)) is not None:
         yield Checked("store", "cluster", "problem", away.text, STORE_ACTION)
     for service in seen:
         yield _address(service, url)
     for service in seen:
         yield from _readiness(service, store_is_away=away is not None)
+    for each in draining_problems(services):
+        yield Checked("drain", each.about, "problem", each.problem, each.action)
     for service in seen:
         yield from _endings(service, url, ca, clock())
     yield from clocks(seen)

@@ -50,7 +50,7 @@ def _segment(name: str, segment: Segment | None, why: str | None) -> BrokerSegme
 def _lacks(broker: Broker) -> str | None:
     """Why its segments cannot go, if that is so."""
     if broker.storage.exclusive:
-        return "its segments are in local files and stay; new topics go to other brokers"
+        return "its segments are in local files and stay; it takes no new topics"
     if not broker.can_leave:
         return f"no other broker that is not draining has storage {broker.storage.storage_id} open"
     return None

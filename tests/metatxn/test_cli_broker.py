@@ -36,14 +36,17 @@ def test_a_broker_with_local_files(dev: DevServer) -> None:
     (listed,) = json.loads(cli("list", "-o", "json").stdout)
     assert (listed["url"], listed["state"], listed["draining"]) == (dev.broker_url, "serving", False)
     would = cli("drain", dev.broker_url, "--dry-run").stdout
-    assert would.startswith("would send new topics to other brokers") and listed["id"] in would
+    assert (
+        would.startswith("would let nobody create topics, because there is no other broker") and listed["id"] in would
+    )
     assert json.loads(cli("list", "-o", "json").stdout)[0]["state"] == "serving"
-    drained = json.loads(cli("drain", listed["id"][:5], "-o", "json").stdout)
+    assert cli("undrain", listed["id"]).stdout == f"broker {listed['id']} was not being drained\n"
     try:
-        assert (drained["state"], drained["shared"]) in (("draining", False), ("drained", False))
+        assert "no other broker takes new topics" in error_line(cli("drain", listed["id"][:5]))
         lines = cli("list").stdout.splitlines()
         assert lines[0].split() == list(broker.COLUMNS)
-        assert lines[1].split()[:3] == [listed["id"], dev.broker_url, drained["state"]]
+        assert lines[1].split()[:2] == [listed["id"], dev.broker_url] and lines[1].split()[2] in ("draining", "drained")
+        assert "every broker is being drained" in run_here("status", METATXN_URL=dev.coordinator_url).stdout
     finally:
         assert cli("undrain", listed["id"]).stdout == f"broker {listed['id']} serves again\n"
     lines = cli("segments", listed["id"]).stdout.splitlines()
@@ -92,6 +95,23 @@ def test_a_broker_is_named_by_its_id_the_beginning_of_it_or_its_url() -> None:
         broker._id_of(client, "4f")
 
 
+def told(*left: int, shared: bool = True) -> BrokerInfo:
+    about = {"segments": left[0], "state": "draining", "waiting_for": None}
+    return BrokerInfo(id="4f1c", url="http://b", storage="s", shared=shared, **about)
+
+
+def test_a_trial_says_if_nobody_could_take_anything() -> None:
+    """Of `BROKERS`, two are being drained."""
+    client = cast(metatxn.Client, Brokers())
+    assert not broker._is_alone(client, told(1)) and not broker._is_alone(client, told(1, shared=False))
+    elsewhere = told(1).model_copy(update={"storage": "another"})
+    assert broker._is_alone(client, elsewhere)
+    assert not broker._is_alone(client, elsewhere.model_copy(update={"shared": False}))
+    assert broker._plan(told(1), alone=False) == "hand 1 segment of broker 4f1c over to others of storage s"
+    assert broker._plan(told(2), alone=True).endswith("so nothing would go")
+    assert broker._plan(told(2, shared=False), alone=False).startswith("send new topics to other brokers; 2 segments")
+
+
 def until_drained(brokers: Brokers, within_s: float = 60.0) -> BrokerInfo:
     seconds = count()
     client = cast(metatxn.Client, brokers)
@@ -101,10 +121,39 @@ def until_drained(brokers: Brokers, within_s: float = 60.0) -> BrokerInfo:
 def test_it_is_waited_until_all_segments_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "POLL_S", 0)
     assert until_drained(Brokers(3, 2, 1, 0)).state == "drained"
-    with pytest.raises(CliError, match="2 segments have not gone yet, and the drain goes on"):
+    with pytest.raises(CliError, match="2 segments left at the end of --timeout, and the drain goes on"):
         until_drained(Brokers(*[2] * 9), within_s=3)
     with pytest.raises(CliError, match="the drain has begun, but no other broker is there"):
         until_drained(Brokers(2, waiting_for="no other broker is there"))
+
+
+class Interrupted(Brokers):
+    """After the first look somebody presses Ctrl-C, or the broker has stopped."""
+
+    def __init__(self, by: BaseException) -> None:
+        super().__init__(3)
+        self._by = by
+
+    def broker(self, broker_id: str) -> BrokerInfo:
+        if not self.left:
+            raise self._by
+        return super().broker(broker_id)
+
+
+def test_who_stops_waiting_is_told_that_the_drain_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(broker, "POLL_S", 0)
+    with pytest.raises(KeyboardInterrupt):
+        until_drained(Interrupted(KeyboardInterrupt()))
+    said = capsys.readouterr().err
+    assert "the drain goes on: 3 segments left" in said and said.endswith("metatxn broker undrain b.\n")
+
+
+def test_a_broker_that_stops_meanwhile_is_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "POLL_S", 0)
+    with pytest.raises(CliError, match="broker b has stopped before 3 segments had gone"):
+        until_drained(Interrupted(metatxn.NotFound("no broker with the id 'b' is running")))
 
 
 async def stopped(before_stop: services.BeforeStop | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:

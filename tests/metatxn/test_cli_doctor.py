@@ -25,7 +25,7 @@ from metatxn.cli import doctor, status
 from metatxn.wire.models import BrokerProcess, DiskSpace
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
-from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, Services, WithoutStore
+from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, OTHER, Services, WithoutStore
 
 NOW_S = 1_000.0
 
@@ -146,9 +146,13 @@ def test_addresses_that_cannot_be_reached() -> None:
 
 
 def test_a_broker_that_drains_is_named_as_advice() -> None:
-    checked = doctor.of_cluster(cast(metatxn.Client, Services(draining=True)), COORDINATOR.url)
+    services = Services(draining=True)
+    services.brokers = [BROKER, OTHER]
+    checked = list(doctor.of_cluster(cast(metatxn.Client, services), COORDINATOR.url))
     (found,) = [each for each in checked if each.check == "drain"]
     assert (found.about, found.verdict, found.action.split()[-1]) == ("broker b", "advice", "b")
+    services.brokers = [BROKER]
+    assert ("drain", "cluster") in wrong(services)
 
 
 def test_segments_without_a_broker() -> None:

@@ -37,7 +37,7 @@ from tests.metatxn.command_line import error_line, run_here
 from tests.metatxn.dev_server import DevServer
 
 COORDINATOR = Process(id="c", url="http://c")
-BROKER, GONE = (BrokerProcess(id=name, url=f"http://{name}") for name in ("b", "gone"))
+BROKER, OTHER, GONE = (BrokerProcess(id=name, url=f"http://{name}") for name in ("b", "other", "gone"))
 
 
 def test_a_healthy_cluster(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +162,17 @@ def test_what_services_say_is_wrong(changes: dict[str, Any], said: str) -> None:
 
 def test_a_broker_that_drains_is_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
     draining = Services(draining=True)
+    draining.brokers = [BROKER, OTHER]
     assert problems(draining) == []
     status._print(status.look(cast(metatxn.Client, draining), COORDINATOR.url))
     assert re.search(r"^broker +http://b +draining ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_drains_that_cannot_end_are_a_problem() -> None:
+    draining = Services(draining=True)
+    draining.brokers = [BROKER, GONE]
+    (said,) = [each for each in problems(draining) if each.startswith("cluster")]
+    assert said.startswith("cluster: every broker is being drained")
 
 
 def test_a_service_that_does_not_answer_and_what_it_served() -> None:
