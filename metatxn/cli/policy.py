@@ -12,7 +12,7 @@ import typer
 from metatxn.cli.consent import ConsentOptions, check_administers_all, takes_consent
 from metatxn.cli.options import CliError, ServiceOptions, takes, takes_session
 from metatxn.cli.output import print_json, print_rows
-from metatxn.cli.times import DURATION_HELP, policy_time
+from metatxn.cli.times import DURATION_HELP, duration_option, policy_time
 from metatxn.wire.policies import MIN_ROLL_MS, UNLIMITED, PolicyInfo, PolicySettings
 
 app = typer.Typer(
@@ -183,8 +183,8 @@ def agreed(
         now = present().effective
         parts, may_drop = [], False
         for name, to in changes.items():
-            before, after = getattr(now, name), "what counts without it" if to is None else to
-            parts.append(f"{name} from {before.value} ({before.source}) to {after}")
+            before, after = getattr(now, name), "what counts without it" if to is None else _value_text(name, to)
+            parts.append(f"{name} from {_value_text(name, before.value)} ({before.source}) to {after}")
             may_drop |= name in MAY_DROP and to != before.value
         lost = "; messages that it does not keep any more are gone for ever" if may_drop else ""
         return f"change the policy of {about}: {', '.join(parts)}{lost}."
@@ -252,4 +252,14 @@ def show_policy(session: ServiceOptions, found: PolicyInfo) -> None:
 
 def policy_rows(found: PolicyInfo) -> Sequence[tuple[str, Any, str]]:
     settings = [(name, getattr(found.effective, name)) for name in PolicySettings.model_fields]
-    return [(name, None if each.value == UNLIMITED else each.value, each.source) for name, each in settings]
+    return [
+        (name, None if each.value == UNLIMITED else _value_text(name, each.value), each.source)
+        for name, each in settings
+    ]
+
+
+def _value_text(name: str, value: Any) -> str:
+    """As its option takes it."""
+    if value == UNLIMITED:
+        return "no bound"
+    return duration_option(value) if name.endswith("_ms") else str(value)

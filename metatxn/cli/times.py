@@ -53,6 +53,13 @@ def milliseconds_of(option: str, text: str) -> int:
     return int(found[1]) * _MILLISECONDS[found[2]]
 
 
+def duration_option(ms: int) -> str:
+    """The duration as an option takes it, without a loss: `7d`, `90m`, `1500ms`."""
+    units = [(name, unit) for name, unit in reversed(_MILLISECONDS.items()) if ms and ms % unit == 0]
+    name, unit = units[0] if units else ("ms", 1)
+    return f"{ms // unit}{name}"
+
+
 def policy_time(least_ms: int) -> Callable[[str], int]:
     """A parser of the times of policies: a duration such as `7d`, or a number of milliseconds, of at least `least_ms`.
     -1 is the number that has no bound."""

@@ -25,6 +25,7 @@ import pytest
 
 import metatxn
 from metatxn import __main__ as loading
+from metatxn.cli.times import duration_option, milliseconds_of
 from tests.metatxn.command_line import error_line, run, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
@@ -508,11 +509,22 @@ def test_policies_are_shown_with_where_each_value_comes_from(ask: Callable[..., 
     assert (shown["name"], shown["effective"]["retention"]) == (topic, {"value": "hard", "source": "namespace"})
     assert ask("policy", "show", namespace)["policy"] == {"retention_ms": 5000, "retention": "hard"}
     assert ask("policy", "show", "--cluster")["policy"] == {}
-    changed = cli("topic", "set", topic, "--unset", "retention_ms")
-    assert [line.split() for line in changed.stdout.splitlines()[1:3]] == [
-        ["retention_ms", "5000", "namespace"],
-        ["retention_bytes", "-", "default"],
-    ]
+    changed = cli("topic", "set", topic, "--unset", "retention_ms", "--ttl-ms", "1209600000", "--roll-ms", "5400000")
+    lines = [line.split() for line in changed.stdout.splitlines()]
+    assert lines[1:3] == [["retention_ms", "5s", "namespace"], ["retention_bytes", "-", "default"]]
+    assert {line[0]: line[1] for line in lines} | {
+        "ttl_ms": "14d",
+        "roll_ms": "90m",
+        "delete_retention_ms": "1d",
+        "max_unacked_per_consumer": "50000",
+    } == {line[0]: line[1] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0, "0ms"), (1, "1ms"), (1_500, "1500ms"), (90_000, "90s"), (604_800_000, "7d"), (3_600_000, "1h")]
+)
+def test_a_duration_is_shown_as_it_can_be_given(ms: int, text: str) -> None:
+    assert duration_option(ms) == text and milliseconds_of("--it", text) == ms
 
 
 @pytest.mark.parametrize(
@@ -529,8 +541,10 @@ def test_policies_are_shown_with_where_each_value_comes_from(ask: Callable[..., 
 )
 def test_times_of_policies_are_durations(cli: Run, option: str, text: str, ms: int) -> None:
     """Nothing is changed: what would be is enough."""
-    said = cli("policy", "set", "--cluster", f"--{option}-ms", text, "--dry-run")
-    assert f"{option.replace('-', '_')}_ms from" in said.stdout and f" to {ms}" in said.stdout
+    said = cli("policy", "set", "--cluster", f"--{option}-ms", text, "--dry-run").stdout
+    shown = said.partition(" to ")[2].removesuffix(".\n").partition(";")[0]
+    assert f"{option.replace('-', '_')}_ms from" in said
+    assert (-1 if shown == "no bound" else milliseconds_of("--it", shown)) == ms
 
 
 @pytest.mark.parametrize(
