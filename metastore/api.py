@@ -4,7 +4,8 @@ The methods are sorted by danger. *Writing*: `apply` is the only write; everythi
 on it. *Reading*: linearizable. *Hints*: `watch` and `ephemeral` are fast and helpful, but no safety may depend on them.
 
 All methods are coroutines of one event loop. Every call ends within the deadline with which the store was opened, with
-an answer or with one of `metastore.errors`. A cancelled `apply` may still take effect.
+an answer or with one of `metastore.errors`. A read of thousands of records takes several requests to the server, and
+may take that long for each. A cancelled `apply` may still take effect.
 
 The abstract methods are what a backend must have. Every other ability is built on them, and a backend overrides it
 where its server can do better. Both implementations give the same answers, and one contract suite tests both.

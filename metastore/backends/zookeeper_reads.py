@@ -14,6 +14,10 @@ laid over what was found:
 
 Both together are the state at the revision up to which the log was read. If the log has been trimmed meanwhile, or
 changes took so much from a limited listing that it is too short now, the range is read again.
+
+**However large.** A read of very many records takes longer than a request may take, and more may be written meanwhile
+than the log keeps. So its requests are sent in groups, each group has the time of one request, and the log is followed
+from group to group. Such a read fails when ZooKeeper stops answering, and not because there is much to read.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from metastore.types import Event, RangeResult, Record, Snapshot
 T = TypeVar("T")
 
 _AHEAD = 64
+REQUESTS_TOGETHER = 40
+"""The size of a group."""
 
 
 def record_of(key: str, node: Node, keys_only: bool = False) -> Record:
@@ -92,15 +98,15 @@ class Snapshots:
         reads = [get_data(self._paths.record(key)) for key in wanted]
         while True:
             rounds = _Rounds(self._connection, self._paths, deadline)
-            nodes = await rounds.find(reads)
+            try:
+                nodes = await rounds.find(reads)
+                changed = await rounds.changes()
+            except _AgainError:
+                continue
             found = {
                 key: record_of(key, node) if isinstance(node, Node) else None
                 for key, node in zip(wanted, nodes, strict=True)
             }
-            try:
-                changed = await rounds.changes()
-            except _AgainError:
-                continue
             found.update((event.key, event.record) for event in changed if event.key in found)
             assert rounds.last is not None
             return Snapshot(found, rounds.last.stat.mzxid)
@@ -135,19 +141,30 @@ class _Rounds:
         self._connection = connection
         self._paths = paths
         self._deadline = deadline
+        self._time = asyncio.get_running_loop().time
+        self._patience_s = deadline - self._time()
+        self._log: LogReader | None = None
+        self._changed: list[Event] = []
         self.first: Node | None = None
         self.last: Node | None = None
 
     async def find(self, operations: Sequence[bytes]) -> list[Found]:
-        """Even without any operation, the tip is read."""
+        """Even without any operation, the tip is read. Raises `_AgainError` as `changes` does."""
+        found: list[Found] = []
         parts = list(in_parts(operations, OPERATIONS_PER_READ)) or [()]
-        readings = await asyncio.gather(*(self._connection.read(part, self._deadline) for part in parts))
-        for reading in readings:
-            if self.first is None or reading.before.stat.mzxid < self.first.stat.mzxid:
-                self.first = reading.before
-            if self.last is None or reading.after.stat.mzxid > self.last.stat.mzxid:
-                self.last = reading.after
-        return [found for reading in readings for found in reading.found]
+        for number, group in enumerate(in_parts(parts, REQUESTS_TOGETHER)):
+            if number:
+                await self._follow()
+                self._deadline = self._time() + self._patience_s
+            readings = await asyncio.gather(*(self._connection.read(part, self._deadline) for part in group))
+            for reading in readings:
+                if self.first is None or reading.before.stat.mzxid < self.first.stat.mzxid:
+                    assert self._log is None, "reads are linearizable"
+                    self.first = reading.before
+                if self.last is None or reading.after.stat.mzxid > self.last.stat.mzxid:
+                    self.last = reading.after
+                found += reading.found
+        return found
 
     async def changes(self) -> list[Event]:
         """What to lay over the results so that all of them are of the revision of `last`, which this moves. Raises
@@ -155,12 +172,18 @@ class _Rounds:
         assert self.first is not None and self.last is not None
         if self.first.stat.mzxid == self.last.stat.mzxid:
             return []
-        reader = LogReader(self._connection, self._paths, self.first.stat.mzxid)
+        await self._follow()
+        return self._changed
+
+    async def _follow(self) -> None:
+        """Take from the log what has changed since, before it may be trimmed."""
+        assert self.first is not None
+        self._log = self._log or LogReader(self._connection, self._paths, self.first.stat.mzxid)
         try:
-            changes, self.last = await reader.advance(self._deadline)
+            changes, self.last = await self._log.advance(self._deadline)
         except GapError:
             raise _AgainError from None
-        return [event for change in changes for event in change.events]
+        self._changed += [event for change in changes for event in change.events]
 
 
 class _Walk(_Rounds):

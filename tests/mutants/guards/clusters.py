@@ -206,6 +206,31 @@ CLUSTERS = (
         ),
     ),
     Mutant(
+        "zookeeper-large-read-has-one-deadline",
+        "a read of very many records has the time of a request for each group of its requests",
+        "metastore/backends/zookeeper_reads.py",
+        "self._deadline = self._time() + self._patience_s",
+        "self._deadline += 0",
+        tests=("tests/metastore/zookeeper/test_reads.py",),
+    ),
+    Mutant(
+        "zookeeper-large-read-does-not-follow-the-log",
+        "a read of very many records takes changes from the log before they are trimmed",
+        "metastore/backends/zookeeper_reads.py",
+        """                await self._follow()
+                self._deadline""",
+        """                self._deadline""",
+        tests=("tests/metastore/zookeeper/test_reads.py",),
+    ),
+    Mutant(
+        "zookeeper-large-read-forgets-changes",
+        "a read of very many records lays over it what changed while any of them were read",
+        "metastore/backends/zookeeper_reads.py",
+        "self._changed += [",
+        "self._changed = [",
+        tests=("tests/metastore/zookeeper/test_reads.py",),
+    ),
+    Mutant(
         "etcd-torn-records",
         "many records are as of one revision, however many requests it took",
         "metastore/backends/etcd.py",
