@@ -13,8 +13,8 @@ import metatxn
 from metatxn.cli import serve
 from metatxn.cli.completion import complete_broker
 from metatxn.cli.consent import counted
-from metatxn.cli.options import CliError, ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_json, print_note, print_rows
+from metatxn.cli.options import CliError, Interrupted, ServiceOptions, takes_session
+from metatxn.cli.output import as_json, print_json, print_rows
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, milliseconds_of
 from metatxn.wire.models import BrokerProcess
@@ -174,9 +174,7 @@ def _until_drained(
                 "See `metatxn status`."
             ) from error
         except KeyboardInterrupt:
-            progress.clear()
-            print_note(f"nobody waits any more, but the drain goes on: {_counted(found)} left. {_look_again(found)}")
-            raise
+            raise Interrupted(f"the drain goes on: {_counted(found)} left. {_look_again(found)}") from None
     return found
 
 

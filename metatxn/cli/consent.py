@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import metatxn
-from metatxn.cli.options import CliError, ServiceOptions, takes
+from metatxn.cli.options import CliError, Interrupted, ServiceOptions, takes
 from metatxn.cli.output import printable
 from metatxn.wire.access import AccessInfo
 from metatxn.wire.names import topic_name
@@ -47,7 +47,15 @@ def at_terminal() -> bool:
 
 def _ask(effect: str) -> None:
     print(f"This will {printable(effect)}\nContinue? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in YES:
+    answer = ""
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        raise Interrupted("nothing was changed, because it was interrupted.") from None
+    finally:
+        if not answer.endswith("\n"):
+            print(file=sys.stderr)  # the cursor is still behind the question
+    if answer.strip().lower() not in YES:
         raise CliError("nothing was changed, because the answer was not yes. Give --yes to be asked nothing.")
 
 
@@ -78,5 +86,6 @@ takes_consent = takes("consent", ConsentOptions)
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 segment`, `2 segments`."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+    """`1 segment`, `2 segments`, `2 entries`."""
+    several = f"{thing[:-1]}ies" if thing.endswith("ry") else f"{thing}s"
+    return f"{number:,} {thing if number == 1 else several}"

@@ -32,7 +32,7 @@ from metatxn.cli import (
     txn,
     upgrade,
 )
-from metatxn.cli.options import DEFAULT_URL, CliError, Shared
+from metatxn.cli.options import DEFAULT_URL, CliError, Interrupted, Shared
 from metatxn.cli.output import Output, print_error, print_error_as_json
 from metatxn.cli.settings import load_settings, profile_of, use_settings
 from metatxn.wire.errors import MetatxnError, Unauthenticated
@@ -159,6 +159,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         say(_sentences(error.detail, error.action), error)
     except CliError as error:
         say(str(error))
+        if isinstance(error, Interrupted):
+            return EXIT_INTERRUPTED
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:

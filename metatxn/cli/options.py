@@ -54,6 +54,10 @@ class CliError(Exception):
     """One line for the user, which says what is wrong and what to do."""
 
 
+class Interrupted(CliError):
+    """Somebody has pressed Ctrl-C where it matters what that means."""
+
+
 def shared(context: typer.Context) -> Shared:
     found = context.find_root().obj
     return found if isinstance(found, Shared) else Shared()

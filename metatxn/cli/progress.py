@@ -66,10 +66,5 @@ class ProgressLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Make room for something else on the line."""
         if self._shown:
             print(_CLEAR, end="", file=sys.stderr, flush=True)
-            self._shown = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from metatxn.cli.blockers import blockers, print_blockers
-from metatxn.cli.consent import ConsentOptions, check_administers, takes_consent
+from metatxn.cli.consent import ConsentOptions, check_administers, counted, takes_consent
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json
 from metatxn.cli.topic import SegmentArgument
@@ -63,7 +63,7 @@ def delete(session: ServiceOptions, consent: ConsentOptions, segment: SegmentArg
 
     def effect() -> str:
         found = client.segment(segment)
-        left = f"{found.entries:,} entries ({size_text(found.size_bytes)})"
+        left = f"{counted(found.entries, 'entry')} ({size_text(found.size_bytes)})"
         return f"drop the {left} of {segment}, which is {found.state}, unless something needs it, and remove it."
 
     with session.connect() as client:

@@ -402,7 +402,7 @@ def _deletion_of(client: metatxn.Client, topic: str) -> str:
     seen = details(client, (each.segment for each in found.segments))
     served = [each for each in seen.values() if each is not None]
     entries, size = sum(each.entries for each in served), sum(each.size_bytes for each in served)
-    parts = [f"{counted(len(seen), 'segment')} with {entries:,} entries ({size_text(size)})"]
+    parts = [f"{counted(len(seen), 'segment')} with {counted(entries, 'entry')} ({size_text(size)})"]
     if len(served) < len(seen):
         parts.append(f"{counted(len(seen) - len(served), 'segment')} of unknown size, because nobody serves them")
     names = [each.name for each in client.subscriptions(topic)]

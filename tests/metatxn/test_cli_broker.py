@@ -18,7 +18,7 @@ import pytest
 
 import metatxn
 from metatxn.cli import broker, services
-from metatxn.cli.options import CliError
+from metatxn.cli.options import CliError, Interrupted
 from metatxn.wire.models import BrokerInfo, BrokerProcess, Cluster, ServiceStatus
 from tests.metatxn.command_line import Done, error_line, run_here
 from tests.metatxn.dev_server import DevServer
@@ -127,7 +127,7 @@ def test_it_is_waited_until_all_segments_have_gone(monkeypatch: pytest.MonkeyPat
         until_drained(Brokers(2, waiting_for="no other broker is there"))
 
 
-class Interrupted(Brokers):
+class CutShort(Brokers):
     """After the first look somebody presses Ctrl-C, or the broker has stopped."""
 
     def __init__(self, by: BaseException) -> None:
@@ -140,20 +140,16 @@ class Interrupted(Brokers):
         return super().broker(broker_id)
 
 
-def test_who_stops_waiting_is_told_that_the_drain_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_stops_waiting_is_told_that_the_drain_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "POLL_S", 0)
-    with pytest.raises(KeyboardInterrupt):
-        until_drained(Interrupted(KeyboardInterrupt()))
-    said = capsys.readouterr().err
-    assert "the drain goes on: 3 segments left" in said and said.endswith("metatxn broker undrain b.\n")
+    with pytest.raises(Interrupted, match=r"the drain goes on: 3 segments left.* metatxn broker undrain b\."):
+        until_drained(CutShort(KeyboardInterrupt()))
 
 
 def test_a_broker_that_stops_meanwhile_is_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "POLL_S", 0)
     with pytest.raises(CliError, match="broker b has stopped before 3 segments had gone"):
-        until_drained(Interrupted(metatxn.NotFound("no broker with the id 'b' is running")))
+        until_drained(CutShort(metatxn.NotFound("no broker with the id 'b' is running")))
 
 
 async def stopped(before_stop: services.BeforeStop | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:

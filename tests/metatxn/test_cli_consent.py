@@ -6,6 +6,7 @@ Method: the real commands against a development server. Whether they stand at a 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from metatxn.cli import consent
 from metatxn.wire.access import AccessInfo
 from tests.metatxn.command_line import Done, error_line, run_here
 from tests.metatxn.dev_server import DevServer
+from tests.metatxn.terminal import Terminal
 
 
 @pytest.fixture
@@ -44,12 +46,24 @@ def test_a_person_is_asked_and_told_what_is_at_stake(cli: Callable[..., Done], t
         done = cli("topic", "delete", topic, stdin=answer)
         asked, _, said = done.stderr.partition("[y/N] ")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "1 segment with 1 entries (" in asked and "1 subscription (billing)" in asked
-        assert said.startswith("metatxn: nothing was changed")
+        assert "1 segment with 1 entry (" in asked and "1 subscription (billing)" in asked
+        assert said.lstrip("\n").startswith("metatxn: nothing was changed")
         assert cli("topic", "show", topic).returncode == 0
     done = cli("topic", "delete", topic, stdin="y\n")
     assert (done.returncode, done.stdout) == (0, f"deleted {topic}\n")
     assert cli("topic", "show", topic).returncode == 1
+
+
+@pytest.mark.parametrize(("keys", "code"), [("n\n", 1), ("\n", 1), ("\x04", 1), ("", 130)])
+def test_at_a_terminal_every_answer_but_yes_changes_nothing(dev: DevServer, topic: str, keys: str, code: int) -> None:
+    """Without keys it is Ctrl-C. What is said then begins a line."""
+    with Terminal("topic", "delete", topic, METATXN_URL=dev.broker_url) as terminal:
+        terminal.until("[y/N] ")
+        terminal.type(keys) if keys else terminal.press_ctrl_c()
+        assert terminal.end() == code
+    assert re.search(r"^metatxn: nothing was changed, because .*\.$", terminal.shown, re.MULTILINE), terminal.shown
+    assert "Traceback" not in terminal.shown
+    assert run_here("topic", "show", topic, METATXN_URL=dev.broker_url).returncode == 0
 
 
 @pytest.mark.usefixtures("terminal")
@@ -69,7 +83,7 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
     key = f"k-{uuid.uuid4().hex[:12]}"
     txn = client.begin(key=key, epoch=client.connect_key(key).epoch)
     said = {
-        ("topic", "delete", topic): "1 segment with 1 entries",
+        ("topic", "delete", topic): "1 segment with 1 entry",
         ("topic", "seal", segment): f"seal {segment} for ever",
         ("topic", "trim", segment, "--before", "1:1"): "but not including, 1:1",
         ("segment", "delete", segment): "which is active",
