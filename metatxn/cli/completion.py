@@ -5,8 +5,11 @@ A shell waits for the answer, so it comes soon or not at all, and nothing is sai
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import typer
@@ -20,6 +23,9 @@ from metatxn.words import short_id
 WITHIN_S = 2.0
 MOST = 200
 _DEFAULT_NAMESPACE = "public/default/"
+_ASKED, _WORDS, _INDEX = "_METATXN_COMPLETE", "COMP_WORDS", "COMP_CWORD"
+_BREAKS = frozenset(":=")
+"""Where bash, as it is set up by default, also begins a new word (`COMP_WORDBREAKS`)."""
 
 Names = Callable[[typer.Context, str], list[str]]
 
@@ -72,9 +78,46 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     return _found(context, incomplete, names)
 
 
+@contextmanager
+def words_of_bash(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Bash has split `http://host:8470` and `--key=k` into several words. Inside, the parser gets them whole. What is
+    printed there gets out without what stands before the last word of bash."""
+    words, index = environment.get(_WORDS, "").split("\n"), environment.get(_INDEX, "")
+    if environment.get(_ASKED) != "complete_bash" or not index.isdecimal() or not 0 < int(index) < len(words):
+        yield
+        return
+    last, whole = words[int(index)], whole_words(words[: int(index) + 1])
+    stays = whole[-1] if _breaks(last) else whole[-1].removesuffix(last)
+    if stays.startswith("--"):
+        stays = stays.partition("=")[2]  # what completes an option's value does not repeat the option
+    environment.update({_WORDS: "\n".join(whole), _INDEX: str(len(whole) - 1)})
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            print(line.removeprefix(stays))
+
+
+def whole_words(words: Sequence[str]) -> list[str]:
+    """Those that bash has split put together again. Nothing follows a break before which the shell saw a space."""
+    whole: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        if whole and (_breaks(word) or (_breaks(before) and word)):
+            whole[-1] += word
+        else:
+            whole.append(word)
+    return whole
+
+
+def _breaks(word: str) -> bool:
+    return bool(word) and _BREAKS.issuperset(word)
+
+
 def _found(context: typer.Context, incomplete: str, names: Callable[[metatxn.Client], Iterable[str]]) -> list[str]:
     try:
-        with _client(context) as client:
+        with redirect_stderr(io.StringIO()), _client(context) as client:
             client.cluster(patient=False)
             wanted = (each for each in names(client) if each.startswith(incomplete) and printable(each) == each)
             return list(itertools.islice(dict.fromkeys(wanted), MOST))

@@ -32,6 +32,7 @@ from metatxn.cli import (
     txn,
     upgrade,
 )
+from metatxn.cli.completion import words_of_bash
 from metatxn.cli.options import DEFAULT_URL, CliError, Interrupted, Shared
 from metatxn.cli.output import Output, print_error, print_error_as_json
 from metatxn.cli.settings import load_settings, profile_of, use_settings
@@ -151,7 +152,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     errors = ErrorOutput(said_output(sys.argv[1:] if arguments is None else arguments))
     say = errors.print
     try:
-        code = app(args=arguments, prog_name="metatxn", standalone_mode=False, obj=errors)
+        with words_of_bash():
+            code = app(args=arguments, prog_name="metatxn", standalone_mode=False, obj=errors)
         sys.stdout.flush()
     except Unauthenticated as error:
         say(_sentences(error.detail, "Give a token that is accepted: --token, or METATXN_TOKEN"), error)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import uuid
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -19,11 +21,11 @@ from tests.metatxn.dev_server import DevServer
 
 @pytest.fixture
 def completed(dev: DevServer) -> Callable[..., list[str]]:
-    """The choices for the last word."""
+    """The choices for the last word, as the script for bash asks for them."""
 
-    def call(*words: str, url: str = dev.coordinator_url) -> list[str]:
-        typed = " ".join(["metatxn", *words])
-        place = {"_METATXN_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words))}
+    def call(*words: str, url: str = dev.coordinator_url, **environment: str) -> list[str]:
+        typed = "\n".join(["metatxn", *words])
+        place = {"_METATXN_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words))} | environment
         output, errors = io.StringIO(), io.StringIO()
         with (
             patch.dict(os.environ, {**place, "METATXN_URL": url}),
@@ -74,3 +76,43 @@ def test_options_are_minded(completed: Callable[..., list[str]], new_topic: Call
     place = ("--url", dev.broker_url)
     assert completed(*place, "topic", "show", topic[:-1], url="http://127.0.0.1:1") == [topic]
     assert completed("topic", "show", *place, topic[:-1], url="http://127.0.0.1:1") == [topic]
+
+
+def split_by_bash(*words: str) -> list[str]:
+    """Bash begins a new word at each of its breaks, and keeps breaks that stand together."""
+    return [part for word in words for part in re.split(r"([:=]+)", word) if part]
+
+
+def test_words_that_bash_has_split_are_one(
+    completed: Callable[..., list[str]], client: metatxn.Client, new_topic: Callable[..., str], dev: DevServer
+) -> None:
+    topic = new_topic()
+    bare = topic.removeprefix("public/default/")
+    client.create_subscription(topic, "billing", "shared", "earliest")
+    (segment,) = [each.segment for each in client.topic(topic).segments]
+    away = "http://127.0.0.1:1"
+    for place in (["--url", dev.broker_url], [f"--url={dev.broker_url}"]):
+        assert completed(*split_by_bash(*place, "topic", "show", bare[:-1]), url=away) == [bare]
+    for place in (["--url", away], [f"--url={away}"]):
+        assert completed(*split_by_bash(*place, "topic", "show", bare[:-1])) == []
+    behind = segment.removeprefix("segment:")
+    assert completed(*split_by_bash("segment", "show", segment[:-1])) == [behind]
+    assert completed(*split_by_bash("txn", "list", f"--segment={segment[:-1]}")) == [behind]
+    assert behind in completed("segment", "show", "segment", ":")
+    assert completed(*split_by_bash("topic", "consume", bare, "--subscription=bil")) == ["billing"]
+    assert completed("topic", "consume", bare, "--subscription", "=") == ["billing"]
+    assert completed("topic", "consume", bare, "--isolation", "=", "snap") == ["snapshot"]
+    assert segment in completed("topic", "merge", *split_by_bash(segment), "")
+
+
+def test_nothing_is_said_about_the_file_of_settings(
+    completed: Callable[..., list[str]], new_topic: Callable[..., str], dev: DevServer, tmp_path: Path
+) -> None:
+    """Others may read the token in it, which commands mention."""
+    topic, settings = new_topic(), tmp_path / "config.toml"
+    settings.write_text(f'[profiles.prod]\nurl = "{dev.broker_url}"\ntoken = "t"\n')
+    settings.chmod(0o644)
+    asked = ("--config", str(settings), "--profile", "prod", "topic", "show", topic[:-1])
+    assert completed(*asked, url="") == [topic]
+    settings.write_text("no settings")
+    assert completed(*asked) == []
