@@ -53,12 +53,26 @@ class JsonLines:
         print("\n]" if self._printed else "[]", flush=True)
 
 
+class TableRows:
+    """Aligned columns without borders, so that `grep` and `awk` work on them, printed a part at a time: each part is as
+    wide as it has to be, and no narrower than the ones before."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._head = [list(columns)]
+        self._widths = [0] * len(columns)
+
+    def print(self, rows: Iterable[Sequence[Any]]) -> None:
+        """The first time with the names of the columns."""
+        texts = [*self._head, *([_cell(cell) for cell in row] for row in rows)]
+        self._head = []
+        self._widths = [max([width, *(len(row[index]) for row in texts)]) for index, width in enumerate(self._widths)]
+        for row in texts:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, self._widths, strict=True)).rstrip())
+
+
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print aligned columns without borders, so that `grep` and `awk` work on them."""
-    texts = [list(columns), *([_cell(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[index]) for row in texts) for index in range(len(columns))]
-    for row in texts:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    """All of them at once, so that they are aligned with each other."""
+    TableRows(columns).print(rows)
 
 
 def print_fields(fields: dict[str, Any]) -> None:

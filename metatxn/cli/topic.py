@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import itertools
 import json
 import sys
@@ -20,6 +21,8 @@ from metatxn.cli.completion import complete_segment, complete_subscription, comp
 from metatxn.cli.consent import ConsentOptions, check_administers, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import (
+    JsonLines,
+    TableRows,
     as_json,
     print_fields,
     print_json,
@@ -47,6 +50,8 @@ TopicArgument = Annotated[
     typer.Argument(metavar="TOPIC", help="A bare name means public/default/<name>.", autocompletion=complete_topic),
 ]
 
+AT_ONCE = 1_000
+"""The messages that are read, printed and then acknowledged together."""
 
 Details = Mapping[str, SegmentDetail | None]
 """By id, the segments of a topic as their owners see them; None for one that is not served."""
@@ -246,25 +251,18 @@ def consume(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(session.connect())
         if subscription is None:
-            messages: Iterator[metatxn.Message]
             reader = client.reader(topic, begin, isolation.value, follow, compacted=compacted)
-            messages = itertools.islice(reader, limit)
+            parts = message_parts(itertools.islice(reader, limit), 1 if follow else AT_ONCE)
         else:
             consumer = stack.enter_context(subscribed(client, topic, subscription, start))
-            messages = consumed_messages(
-                consumer, client.attach(full_id(txn)) if txn is not None else None, follow, limit
-            )
+            inside = client.attach(full_id(txn)) if txn is not None else None
+            parts = consumed_parts(consumer, inside, follow, limit)
         progress = stack.enter_context(ProgressLine("messages"))
         if follow:
-            follow_messages(session, progress.over(messages))
+            follow_messages(session, progress.over(itertools.chain.from_iterable(parts)))
             return
-        found = list(progress.over(messages))
-        if session.json:
-            print_json([as_object(message) for message in found])
-        else:
-            columns = ("PUBLISHED", "KEY", "VALUE", "TXN_ID")
-            print_rows(columns, [(when(m.publish_ms), m.key, shown(m.value), m.txn_id) for m in found])
-        if isolation is IsolationChoice.READ_COMMITTED and (limit is None or len(found) < limit):
+        printed = print_parts(session, parts, progress)
+        if isolation is IsolationChoice.READ_COMMITTED and (limit is None or printed < limit):
             say_what_holds_back(client, topic)
 
 
@@ -290,16 +288,38 @@ def subscribed(client: metatxn.Client, topic: str, subscription: str, start: str
     return client.consumer(topic, subscription)
 
 
-def consumed_messages(
+def message_parts(messages: Iterator[metatxn.Message], most: int) -> Iterator[list[metatxn.Message]]:
+    while part := list(itertools.islice(messages, most)):
+        yield part
+
+
+def consumed_parts(
     consumer: metatxn.Consumer, txn: metatxn.Transaction | None, follow: bool, limit: int | None
-) -> Iterator[metatxn.Message]:
-    """Each message is acknowledged when the next one is requested, because by then it was printed."""
-    for _ in itertools.repeat(None) if limit is None else itertools.repeat(None, limit):
-        message = consumer.receive(None if follow else 0)
-        if message is None:
-            return
-        yield message
-        consumer.acknowledge(message, txn)
+) -> Iterator[list[metatxn.Message]]:
+    """Each part is acknowledged when the next one is requested, because by then it was printed. Whoever interrupts the
+    command gets the rest again."""
+    receive = functools.partial(consumer.receive, None if follow else 0)
+    left, most = sys.maxsize if limit is None else limit, 1 if follow else AT_ONCE
+    # Without a message the part ends, but perhaps only because the consumer holds as much as it may.
+    while part := list(itertools.islice(iter(receive, None), min(left, most))):
+        yield part
+        consumer.acknowledge(part, txn)
+        left -= len(part)
+
+
+def print_parts(session: ServiceOptions, parts: Iterable[Sequence[metatxn.Message]], progress: ProgressLine) -> int:
+    """How many messages there were. A part has left this process when the next one is requested."""
+    items, table = JsonLines(), TableRows(("PUBLISHED", "KEY", "VALUE", "TXN_ID"))
+    for part in parts:
+        if session.json:
+            for message in part:
+                items.print(as_object(message))
+        else:
+            table.print((when(each.publish_ms), each.key, shown(each.value), each.txn_id) for each in part)
+        sys.stdout.flush()
+        progress.at(progress.done + len(part))
+    items.end() if session.json else table.print(())
+    return progress.done
 
 
 SegmentArgument = Annotated[

@@ -4,6 +4,7 @@ where nothing depends on its being one of its own."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -25,8 +26,10 @@ import pytest
 
 import metatxn
 from metatxn import __main__ as loading
+from metatxn.cli import topic as topic_commands
 from metatxn.cli.times import duration_option, milliseconds_of
-from tests.metatxn.command_line import error_line, run, run_here
+from tests.forked import Metatxn
+from tests.metatxn.command_line import TIMEOUT_S, error_line, run, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
 
@@ -143,6 +146,41 @@ def test_values_from_standard_input(ask: Callable[..., Any], topic: str) -> None
     assert ask("topic", "produce", topic, "--text", stdin="plain words\n")["sent"] == 1
     assert [message["value"] for message in ask("topic", "consume", topic)] == [1, [2], "plain words"]
     assert len(ask("topic", "consume", topic, "--limit", "2")) == 2
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_what_nobody_could_read_is_not_acknowledged(
+    client: metatxn.Client, cli: Run, ask: Callable[..., Any], topic: str, dev: DevServer, output: str
+) -> None:
+    """The reader of the output has gone before anything was printed."""
+    ask("topic", "produce", topic, stdin="1\n2\n3\n")
+    client.create_subscription(topic, "s", "shared", "earliest")
+    read, write = os.pipe()
+    os.close(read)
+    command = ("topic", "consume", topic, "--subscription", "s", "-o", output)
+    with Metatxn(["--url", dev.broker_url, *command], stdout=write, stderr=subprocess.PIPE) as done:
+        os.close(write)
+        assert done.communicate(timeout=TIMEOUT_S)[1] == "" and done.returncode == 0
+    assert sum(each.backlog for each in client.subscription(topic, "s").segments) == 3
+    eventually(lambda: [each["value"] for each in ask(*command[:-2])], [1, 2, 3])
+    assert client.subscription(topic, "s").segments[0].backlog == 0
+
+
+def test_a_backlog_is_printed_part_by_part(
+    client: metatxn.Client, cli: Run, ask: Callable[..., Any], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is larger than what a consumer may hold."""
+    monkeypatch.setattr(topic_commands, "AT_ONCE", 4)
+    client.set_topic_policy(topic, max_unacked_per_consumer=3)
+    client.create_subscription(topic, "s", "shared", "earliest")
+    ask("topic", "produce", topic, stdin="\n".join(map(str, range(10))))
+    values = list(range(10))
+    assert [each["value"] for each in ask("topic", "consume", topic)] == values
+    lines = cli("topic", "consume", topic, "--subscription", "s", "--limit", "6").stdout.splitlines()
+    assert [line.split()[-2] for line in lines] == ["VALUE", *map(str, values[:6])]
+    eventually(lambda: [each["value"] for each in ask("topic", "consume", topic, "--subscription", "s")], values[6:])
+    assert ask("topic", "consume", topic, "--subscription", "s") == []
+    assert cli("topic", "consume", topic, "--subscription", "s").stdout.split()[0] == "PUBLISHED"
 
 
 def test_messages_that_are_to_be_delivered_later(ask: Callable[..., Any], cli: Run, topic: str) -> None:

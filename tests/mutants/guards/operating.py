@@ -18,8 +18,8 @@ OPERATING = (
         "any-answer-is-yes",
         "only a yes lets a command go on that destroys something",
         _CONSENT,
-        "if sys.stdin.readline().strip().lower() not in YES:",
-        'if sys.stdin.readline().strip().lower() in ("n", "no"):',
+        "if answer.strip().lower() not in YES:",
+        'if answer.strip().lower() in ("n", "no"):',
         tests=(f"{_TEST_CONSENT}::test_a_person_is_asked_and_told_what_is_at_stake",),
     ),
     Mutant(
@@ -37,6 +37,14 @@ OPERATING = (
         "if not self.yes and at_terminal():",
         "if not self.yes:",
         tests=(f"{_TEST_CONSENT}::test_a_script_is_not_asked",),
+    ),
+    Mutant(
+        "acknowledged-before-printed",
+        "a command acknowledges only what it has printed",
+        "metatxn/cli/topic.py",
+        "        yield part\n        consumer.acknowledge(part, txn)",
+        "        consumer.acknowledge(part, txn)\n        yield part",
+        tests=("tests/metatxn/test_cli.py::test_what_nobody_could_read_is_not_acknowledged",),
     ),
     Mutant(
         "hanging-by-age",
