@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+
+_INTERRUPTED = 130
 
 
 def run_metatxn() -> None:
+    """Importing takes a while, and Ctrl-C may come before it is done. It ends the process then: raised anywhere in an
+    import, `KeyboardInterrupt` may be lost, and leave a lock behind for which the command would wait for ever."""
+    handler = signal.getsignal(signal.SIGINT)
+    raises = handler is signal.default_int_handler
+    if raises:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     try:
-        from metatxn.cli.main import main  # this takes a while, and Ctrl-C may come before it is done
+        from metatxn.cli.main import main
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
+    finally:
+        if raises:
+            signal.signal(signal.SIGINT, handler)
     main()
 
 

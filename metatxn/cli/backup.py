@@ -68,17 +68,18 @@ def backup(
         raise CliError(f"give --to, the place of the backups, and --store, the metadata store. {EXAMPLE}.")
     set_up_logs(log_level)
     progress = ProgressLine("MB read", beside_output=False)
+    done: dict[str, Any] = {}
 
     async def run(backups: Any) -> None:
         async with AsyncExitStack() as stack:
             opened = await services.connect_store(store, to_read=True)
             stack.push_async_callback(opened.close)
             at = _megabytes(progress)
-            done = await backups.take(opened, data_dir or [], storage or [], version("metatxn"), at)
-        print_done(context, output, done)
+            done.update(await backups.take(opened, data_dir or [], storage or [], version("metatxn"), at))
 
     with progress:
         with_backups(to, run, "cannot make the backup", to_write=True)
+    print_done(context, output, done)
 
 
 @app.command("list", epilog="Example: metatxn backup list --from s3://backups/prod")
@@ -170,22 +171,23 @@ def restore_backup(
         try_restore(context, source, backup, store, data_dir or [], storage or [], output)
         return
     progress = ProgressLine("MB restored", beside_output=False)
+    done: dict[str, Any] = {}
 
     async def run(backups: Any) -> None:
         async with AsyncExitStack() as looking:  # a restore that is refused leaves no new store behind
             there = await services.store_if_there(store)
             if there is not None:
                 looking.push_async_callback(there.close)
-            await backups.is_begun(backup, there, data_dir or [], storage or [])
+            await backups.check_restorable(backup, there, data_dir or [], storage or [])
         async with AsyncExitStack() as stack:
             opened = await services.connect_store(store)
             stack.push_async_callback(opened.close)
             at = _megabytes(progress)
-            done = await backups.restore(backup, opened, data_dir or [], storage or [], keep_open, at)
-        print_done(context, output, done)
+            done.update(await backups.restore(backup, opened, data_dir or [], storage or [], keep_open, at))
 
     with progress:
         with_backups(source, run, "cannot restore the backup")
+    print_done(context, output, done)
 
 
 def try_restore(
@@ -199,6 +201,7 @@ def try_restore(
 ) -> None:
     """Say what a restore would do, or why it would be refused. The exit code is 1 if the backup is damaged."""
     progress = ProgressLine("MB verified", beside_output=False)
+    done: dict[str, Any] = {"dry_run": True}
     wrong: list[str] = []
 
     async def run(backups: Any) -> None:
@@ -207,11 +210,12 @@ def try_restore(
             if opened is not None:
                 stack.push_async_callback(opened.close)
             would, found = await backups.trial(backup, opened, data_dirs, urls, _megabytes(progress))
+        done.update(would)
         wrong.extend(found)
-        print_done(context, output, {"dry_run": True} | would)
 
     with progress:
         with_backups(source, run, "the backup would not be restored")
+    print_done(context, output, done)
     if wrong:
         raise CliError(f"the backup is damaged: {wrong[0].rstrip('.')}. Use another backup.")
 
@@ -238,7 +242,7 @@ def _action(error: Exception, to_write: bool) -> str:
         case "BackupDamaged" | "BackupTooNew" if to_write:
             return "Give another place: --to."
         case "BackupDamaged":
-            return "Use another backup."
+            return "Use another backup, and places that are empty."
         case "BackupTooNew" | "StoreTooNew":
             return "Use the release that made it."
         case "NoSuchBackup":

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from metastore.api import MetadataStore
 from participants.backup import verifying
+from participants.backup.copies import read_records
 from participants.backup.manifest import BackupDamaged, BackupTooNew, Manifest
 from participants.backup.place import BackupPlace, NoSuchBackup
 from participants.backup.restoring import BackupRestorer, is_begun
@@ -98,6 +99,15 @@ class Backups:
             made += [await _made_at(url) for url in urls]
             storages = [await stack.enter_async_context(each) for each in made if each is not None]
             return await is_begun(manifest, store, storages, _now_ms())
+
+    async def check_restorable(
+        self, backup: str | None, store: MetadataStore | None, data_dirs: Sequence[Path], urls: Sequence[str]
+    ) -> None:
+        """Raises what `restore` would before it restores anything. Nothing is changed or made. `store` is None if there
+        is none yet."""
+        await self.is_begun(backup, store, data_dirs, urls)
+        async for _ in read_records(self._place, await self._place.manifest(backup)):
+            pass  # the store would be opened, and so made, before it is known that they are whole
 
     async def trial(
         self,

@@ -18,14 +18,12 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
 import metatxn
-from metatxn import __main__ as loading
 from metatxn.cli import topic as topic_commands
 from metatxn.cli.times import duration_option, milliseconds_of
 from tests.forked import Metatxn
@@ -521,17 +519,29 @@ def test_help_without_arguments() -> None:
     assert run("--version").stdout == f"metatxn {version('metatxn')}\n"
 
 
-def test_an_interrupt_while_the_command_is_loading_is_quiet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Loading(ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            raise KeyboardInterrupt
+INTERRUPTED_WHILE_LOADING = """
+import os, signal, sys, types, weakref
+from metatxn.__main__ import run_metatxn
 
-    monkeypatch.setitem(sys.modules, "metatxn.cli.main", Loading("metatxn.cli.main"))
-    with pytest.raises(SystemExit) as ended:
-        loading.run_metatxn()
-    assert ended.value.code == 130 and capsys.readouterr() == ("", "")
+class Lock:
+    pass
+
+def interrupted(name):
+    lock = Lock()
+    gone = weakref.ref(lock, lambda _: os.kill(os.getpid(), signal.SIGINT))  # as in the middle of an import
+    del lock
+    return lambda: print("not interrupted")
+
+sys.modules["metatxn.cli.main"] = loading = types.ModuleType("metatxn.cli.main")
+loading.__getattr__ = interrupted
+run_metatxn()
+"""
+
+
+def test_an_interrupt_while_the_command_is_loading_is_quiet_and_not_lost() -> None:
+    """Python drops what is raised where it lets go of an import's lock."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_WHILE_LOADING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_policies_are_shown_with_where_each_value_comes_from(ask: Callable[..., Any], cli: Run) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import pytest
 
 import metatxn
 from metastore.txn.id_blocks import BLOCK_SIZE
+from metatxn.cli import progress
+from metatxn.cli.main import run as run_command
 from tests.metatxn.command_line import error_line, run, run_here
 from tests.metatxn.dev_server import DevServer
+from tests.metatxn.test_cli_progress import Stream
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +187,25 @@ def test_a_store_that_is_not_there_is_not_recovered(tmp_path: Path) -> None:
         assert not (tmp_path / "typo").exists()
 
 
+def test_what_was_done_begins_a_line_behind_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a backup, a restore and its trial: the line that counts is gone before."""
+    monkeypatch.setattr(progress, "FIRST_AFTER_S", 0)
+    data, new, to = tmp_path / "data", tmp_path / "new", f"file://{tmp_path / 'backups'}"
+    with DevServer(data) as server, metatxn.connect(server.coordinator_url) as client:
+        client.create_topic("orders")
+        client.producer("orders").send({"id": 7}).result()
+    restore = ["restore", "--from", to, "--store", store_url(new), "--data-dir", str(new / "broker")]
+    for command in (
+        ["backup", "--store", store_url(data), "--data-dir", str(data / "broker"), "--to", to],
+        [*restore, "--dry-run"],
+        restore,
+    ):
+        with redirect_stderr(Stream(terminal=True)) as shown, redirect_stdout(shown):
+            assert run_command(command) == 0
+        counted, _, done = shown.getvalue().rpartition("\x1b[K")
+        assert " MB " in counted and "ledgers" in done and "ledgers" not in counted
+
+
 def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> None:
     """Into an empty one, with what was committed; a transaction that was open is aborted."""
     data, new, to = tmp_path / "data", tmp_path / "new", f"file://{tmp_path / 'backups'}"
@@ -221,6 +244,12 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     assert damaged.returncode == 1 and "is not what was written" in damaged.stdout
     tried = run_here(*restore[:4], store_url(tmp_path / "third"), "--data-dir", str(tmp_path / "third"), "--dry-run")
     assert tried.returncode == 1 and "the backup is damaged: " in tried.stderr and not (tmp_path / "third").exists()
+    page = next((tmp_path / "backups" / "backups" / listed[0]["backup"]).glob("records*"))
+    page.write_bytes(page.read_bytes()[1:])
+    third = ["--store", store_url(tmp_path / "third"), "--data-dir", str(tmp_path / "third")]
+    refused = error_line(run_here(*restore[:3], *third, "--backup", listed[0]["backup"]))
+    assert "is not what was written" in refused and refused.endswith("Use another backup, and places that are empty.\n")
+    assert not (tmp_path / "third").exists()
     newest = tmp_path / "backups" / "backups" / listed[1]["backup"] / "manifest"
     newest.write_bytes(newest.read_bytes().replace(b'"format": 1', b'"format": 2', 1))
     known, newer = json.loads(run_here("backup", "list", "--from", to, "-o", "json").stdout)
