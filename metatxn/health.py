@@ -102,6 +102,11 @@ def draining_problems(services: Iterable[AskedService]) -> Iterator[HealthProble
         yield HealthProblem("cluster", what, action)
 
 
+def unannounced_problem(service: AskedService) -> HealthProblem:
+    what = f"it answers, but no {service.name} is announced in the metadata store, where others look for it"
+    return HealthProblem(service.about, what, "Wait a moment: it announces itself again. If not, its log says why.")
+
+
 def _own_problems(about: str, status: ServiceStatus, *, store_is_away: bool) -> Iterator[HealthProblem]:
     for what, why in status.waiting_for.items():
         if what != STORE:

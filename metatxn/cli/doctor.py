@@ -22,7 +22,7 @@ from metatxn.cli.options import CliError, ServiceOptions, shared, takes_session
 from metatxn.cli.output import print_json, print_rows
 from metatxn.cli.status import hanging_problems, oldest_hanging, unserved_segments
 from metatxn.cli.store import looking_into
-from metatxn.health import HANGING_MS, STORE_ACTION, AskedService, draining_problems, store_away
+from metatxn.health import HANGING_MS, STORE_ACTION, AskedService, draining_problems, store_away, unannounced_problem
 from metatxn.wire.access import end_of_token
 from metatxn.wire.models import STORE, Process
 from metatxn.words import duration, size_text
@@ -112,6 +112,9 @@ def of_cluster(
         yield Checked("store", "cluster", "problem", away.text, STORE_ACTION)
     for service in seen:
         yield _address(service, url)
+    if members.unannounced is not None:
+        wrong = unannounced_problem(members.unannounced)
+        yield Checked("address", wrong.about, "problem", wrong.problem, wrong.action)
     for service in seen:
         yield from _readiness(service, store_is_away=away is not None)
     for each in draining_problems(services):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import metatxn
-from metatxn.health import processes_of
+from metatxn.health import AskedService, processes_of
 from metatxn.wire.models import KnownServices, Process
 
 ANSWER_WITHIN_S = 6.0
@@ -21,10 +21,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ClusterMembers:
     """The services with their roles. `blind` means that the service that was asked does not reach the metadata store:
-    they are those that it knew last, and only what services tell of themselves can be learned."""
+    they are those that it knew last, and only what services tell of themselves can be learned. `unannounced` is the
+    service that was asked, if none of its role is announced: its session with the store has just ended, for example."""
 
     services: Sequence[tuple[str, Process]]
     blind: bool = False
+    unannounced: AskedService | None = None
 
     @property
     def broker_urls(self) -> set[str]:
@@ -39,7 +41,11 @@ def members_of(client: metatxn.Client, url: str) -> ClusterMembers:
     if isinstance(status, metatxn.MetatxnError):
         raise status
     if status.store is not None:
-        return ClusterMembers(processes_of(client.cluster(patient=False)))
+        found = processes_of(client.cluster(patient=False))
+        if any(name == status.service for name, _ in found):
+            return ClusterMembers(found)
+        asked = AskedService(status.service, Process(id=url, url=url), status)
+        return ClusterMembers([*found, (asked.name, asked.process)], unannounced=asked)
     known = status.last_known or KnownServices(coordinators=[], brokers=[])
     return ClusterMembers(processes_of(known) or [(status.service, Process(id=url, url=url))], blind=True)
 

@@ -25,6 +25,7 @@ from metatxn.health import (
     service_problems,
     store_away,
     topic_problems,
+    unannounced_problem,
 )
 from metatxn.wire.coordinator import HangingTransaction
 from metatxn.wire.models import Process
@@ -125,6 +126,8 @@ def look(client: metatxn.Client, url: str) -> Findings:
     services = [_asked(*service, answer) for service, answer in zip(members.services, answers, strict=True)]
     found = Findings(services, members.blind)
     found.problems += service_problems(found.services)
+    if members.unannounced is not None:
+        found.problems.append(unannounced_problem(members.unannounced))
     found.rates = _rates(client, found.services)
     if found.blind:
         return found

@@ -25,7 +25,7 @@ from metatxn.cli import doctor, status
 from metatxn.wire.models import BrokerProcess, DiskSpace
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
-from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, OTHER, Services, WithoutStore
+from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, OTHER, Services, Unannounced, WithoutStore
 
 NOW_S = 1_000.0
 
@@ -143,6 +143,10 @@ def test_addresses_that_cannot_be_reached() -> None:
     services.segment.owner = services.brokers[0].url
     assert wrong(services, "http://metatxn.example:8470") == [("address", "broker b")]
     assert wrong(services, "http://127.0.0.1:8470") == []
+
+
+def test_a_service_that_is_not_announced_is_named() -> None:
+    assert wrong(Unannounced()) == [("address", f"coordinator {COORDINATOR.url}")]
 
 
 def test_a_broker_that_drains_is_named_as_advice() -> None:

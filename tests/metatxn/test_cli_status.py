@@ -192,6 +192,18 @@ def test_a_cluster_without_a_broker() -> None:
     assert problems(services) == ["cluster: there is no broker"]
 
 
+class Unannounced(Services):
+    """The store has ended the session of the coordinator, which begins another one."""
+
+    def cluster(self, *, patient: bool = True) -> Cluster:
+        return super().cluster().model_copy(update={"coordinators": []})
+
+
+def test_a_service_that_answers_and_is_not_announced() -> None:
+    (said,) = problems(Unannounced())
+    assert said.startswith(f"coordinator {COORDINATOR.url}: it answers, but no coordinator is announced")
+
+
 class WithoutStore(Services):
     """The store answers none of the services, or only not the coordinator, which is the one that is asked."""
 
