@@ -12,8 +12,9 @@ import structlog
 import typer
 
 from metatxn.cli import services
+from metatxn.cli.consent import counted
 from metatxn.cli.logs import LogOption, set_up_logs
-from metatxn.cli.options import CliError, OutputOption, output_of
+from metatxn.cli.options import CliError, Interrupted, OutputOption, output_of
 from metatxn.cli.output import JsonLines, Output, print_fields, print_line, print_rows, when
 from metatxn.cli.progress import ProgressLine
 
@@ -131,7 +132,7 @@ def verify(
     else:
         print("\n".join(wrong) or "nothing wrong in the backup")
     if wrong:
-        raise CliError(f"{len(wrong)} findings: do not rely on this backup. Make another one.")
+        raise CliError(f"{counted(len(wrong), 'finding')}: do not rely on this backup. Make another one.")
 
 
 def restore_backup(
@@ -185,8 +186,11 @@ def restore_backup(
             at = _megabytes(progress)
             done.update(await backups.restore(backup, opened, data_dir or [], storage or [], keep_open, at))
 
-    with progress:
-        with_backups(source, run, "cannot restore the backup")
+    try:
+        with progress:
+            with_backups(source, run, "cannot restore the backup")
+    except KeyboardInterrupt:
+        raise Interrupted("the restore is not complete. The same command begins it again.") from None
     print_done(context, output, done)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -34,7 +33,7 @@ from metatxn.cli import (
 )
 from metatxn.cli.completion import words_of_bash
 from metatxn.cli.options import DEFAULT_URL, CliError, Interrupted, Shared
-from metatxn.cli.output import Output, print_error, print_error_as_json
+from metatxn.cli.output import CANNOT_BE_WRITTEN, Output, print_error, print_error_as_json
 from metatxn.cli.settings import load_settings, profile_of, use_settings
 from metatxn.wire.errors import MetatxnError, Unauthenticated
 
@@ -43,7 +42,6 @@ T = TypeVar("T")
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-_CANNOT_BE_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _SHORT_OUTPUT = re.compile(r"-[fy]*o=?(.*)", re.DOTALL)
 """`-o json`, `-ojson`, and behind other options of one letter: `-fo json`."""
 
@@ -169,7 +167,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = None  # who reads our output wants no more of it: do not fail again at the last flush
         return 0
     except OSError as error:
-        if error.errno not in _CANNOT_BE_WRITTEN:
+        if error.errno not in CANNOT_BE_WRITTEN:
             raise
         sys.stdout = None  # do not fail again at the last flush
         say(_sentences(f"the output cannot be written: {error.strerror}", "Make room, or write to another place."))

@@ -13,9 +13,19 @@ import structlog
 import typer
 
 from metatxn.cli import services
+from metatxn.cli.consent import counted
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
-from metatxn.cli.output import JsonLines, Output, print_json, print_line, print_note, print_rows, printable
+from metatxn.cli.output import (
+    CANNOT_BE_WRITTEN,
+    JsonLines,
+    Output,
+    print_json,
+    print_line,
+    print_note,
+    print_rows,
+    printable,
+)
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.recover import EXAMPLE, recover
 from metatxn.wire.coordinator import key_prefix
@@ -124,7 +134,7 @@ def check(
     else:
         print(f"nothing wrong in {checked} records" if checked else EMPTY)
     if rows:
-        raise CliError(f"{len(rows)} findings in {checked} records. Begin with the first one.")
+        raise CliError(f"{counted(len(rows), 'finding')} in {checked} records. Begin with the first one.")
     if items is not None and not checked:
         print_note(EMPTY)
 
@@ -176,6 +186,8 @@ def looking_into(
             except (CliError, BrokenPipeError):
                 raise
             except Exception as error:
+                if isinstance(error, OSError) and error.errno in CANNOT_BE_WRITTEN:
+                    raise  # it is the output's, because the store is only read
                 log.debug("the store could not be read", exc_info=error)
                 text = str(error) or type(error).__name__
                 raise CliError(f"cannot read the store {url}: {text}. Check that it can be reached.") from error

@@ -3,6 +3,8 @@ whether it is whole. Method: a development server in a process of its own, real 
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import shutil
 import sqlite3
@@ -17,7 +19,7 @@ import pytest
 
 import metatxn
 from metastore.txn.id_blocks import BLOCK_SIZE
-from metatxn.cli import progress
+from metatxn.cli import backup, progress
 from metatxn.cli.main import run as run_command
 from tests.metatxn.command_line import error_line, run, run_here
 from tests.metatxn.dev_server import DevServer
@@ -204,6 +206,30 @@ def test_what_was_done_begins_a_line_behind_the_progress(tmp_path: Path, monkeyp
             assert run_command(command) == 0
         counted, _, done = shown.getvalue().rpartition("\x1b[K")
         assert " MB " in counted and "ledgers" in done and "ledgers" not in counted
+
+
+class Full(io.StringIO):
+    """On a disk that has no room."""
+
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_output_that_takes_no_more_is_no_fault_of_the_store(url: str) -> None:
+    for command in (["dump"], ["dump", "-o", "json"]):
+        with redirect_stdout(Full()), redirect_stderr(io.StringIO()) as said:
+            assert run_command(["store", *command, "--store", url]) == 1
+        assert said.getvalue().startswith("metatxn: the output cannot be written: No space left on device.")
+
+
+def test_an_interrupted_restore_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backup, "with_backups", interrupted)
+    place = ("--store", store_url(tmp_path), "--data-dir", str(tmp_path / "broker"))
+    done = run_here("restore", "--from", f"file://{tmp_path}", *place)
+    assert done.returncode == 130 and "The same command begins it again." in error_line(done)
 
 
 def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> None:
