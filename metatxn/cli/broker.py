@@ -173,6 +173,11 @@ def _until_drained(
                 f"broker {found.id} has stopped before {_counted(found)} had gone; the others take over what was left. "
                 "See `metatxn status`."
             ) from error
+        except metatxn.ServiceUnreachable as error:
+            raise CliError(
+                f"nobody tells how far the drain is, with {_counted(found)} left: {error.detail}. If the broker has "
+                "stopped, the others take over what was left; see `metatxn status`."
+            ) from error
         except KeyboardInterrupt:
             raise Interrupted(f"the drain goes on: {_counted(found)} left. {_look_again(found)}") from None
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 import metatxn
 from metatxn.cli.members import asked_at_once, members_of
 from metatxn.cli.options import ServiceOptions, takes_session
-from metatxn.cli.output import as_json, print_error, print_error_as_json, print_fields, print_json, print_rows
+from metatxn.cli.output import as_json, print_error, print_error_as_json, print_fields, print_json, print_rows, when
 from metatxn.cli.times import DURATION_HELP, one_duration
 from metatxn.health import (
     HANGING_MS,
@@ -102,6 +103,8 @@ def status(
     if not watch:
         raise typer.Exit(EXIT_UNHEALTHY if _look_and_print(session).problems else 0)
     while True:
+        if not session.json:
+            print(when(time.time_ns() // 1_000_000))
         try:
             _look_and_print(session)
         except metatxn.MetatxnError as error:  # it may answer again

@@ -134,7 +134,7 @@ def check(
     else:
         print(f"nothing wrong in {checked} records" if checked else EMPTY)
     if rows:
-        raise CliError(f"{counted(len(rows), 'finding')} in {checked} records. Begin with the first one.")
+        raise CliError(f"{counted(len(rows), 'finding')} in {checked:,} records. Begin with the first one.")
     if items is not None and not checked:
         print_note(EMPTY)
 

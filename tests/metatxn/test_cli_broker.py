@@ -150,6 +150,8 @@ def test_a_broker_that_stops_meanwhile_is_said_to_have_stopped(monkeypatch: pyte
     monkeypatch.setattr(broker, "POLL_S", 0)
     with pytest.raises(CliError, match="broker b has stopped before 3 segments had gone"):
         until_drained(CutShort(metatxn.NotFound("no broker with the id 'b' is running")))
+    with pytest.raises(CliError, match=r"with 3 segments left: nothing answers.* the others take over what was left"):
+        until_drained(CutShort(metatxn.ServiceUnreachable("nothing answers")))
 
 
 async def stopped(before_stop: services.BeforeStop | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:

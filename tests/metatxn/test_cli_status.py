@@ -299,6 +299,7 @@ def test_watching_looks_again(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -
         done = run_here("status", "--watch", option, value, METATXN_URL=dev.coordinator_url)
         assert (looks, done.returncode) == ([0.5, 0.5], 130)
         assert done.stdout.count("SERVICE") == 2
+        assert len(re.findall(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z$", done.stdout, re.MULTILINE)) == 2
         looks.clear()
     twice = run_here("status", "--watch", "--interval-s", "5", "--interval", "1s", METATXN_URL=dev.coordinator_url)
     assert "--interval" in error_line(twice)
