@@ -86,14 +86,14 @@ class SegmentReader:
         found = await self._read(after, horizon, max_bytes)
         hides = await self._judge(after, found)
         visible = [frame for frame in found if not hides(frame)]
-        await self._assert_owned(STALE_READ_S)
+        await self.assert_owned(STALE_READ_S)
         return self._page(visible, found, after, horizon)
 
     async def read_uncommitted(self, after: Position, max_bytes: int) -> Page:
         """Every durable entry, whatever the state of its transaction."""
         end = self._segment.buffer.last_durable
         found = await self._read(after, end, max_bytes)
-        await self._assert_owned(STALE_READ_S)
+        await self.assert_owned(STALE_READ_S)
         return self._page(found, found, after, end)
 
     async def read_snapshot(self, after: Position, max_bytes: int, revision: Revision | None) -> Page:
@@ -139,7 +139,7 @@ class SegmentReader:
                 first_position=str(self._segment.ledgers.start.next),
                 compacted_revision=self._segment.compacted_at,
             )
-        await self._assert_owned(0)  # at the end of what was read, so nothing decided by then is after it
+        await self.assert_owned(0)  # at the end of what was read, so nothing decided by then is after it
         self._segment.assert_serving()  # only the owner knows everything that must be hidden
         return _AsOf(revision, found, decided, end)
 
@@ -156,7 +156,7 @@ class SegmentReader:
             except errors.PositionTrimmed:
                 continue
             else:
-                await self._assert_owned(STALE_READ_S)
+                await self.assert_owned(STALE_READ_S)
                 return found
 
     async def _find_last_visible(self) -> Position | None:
@@ -191,7 +191,7 @@ class SegmentReader:
                 found = await self._find_position_at(at_ms)
             except (errors.PositionTrimmed, LeftOut):
                 continue
-            await self._assert_owned(STALE_READ_S)
+            await self.assert_owned(STALE_READ_S)
             return found
 
     async def _find_position_at(self, at_ms: int) -> Position:
@@ -236,9 +236,10 @@ class SegmentReader:
         frames = await self._from_storage(self._segment.ledgers.start, read)
         return frames[0] if frames else None
 
-    async def _assert_owned(self, max_age_s: float) -> None:
+    async def assert_owned(self, max_age_s: float = 0) -> None:
         """Check that this broker was the owner at most `max_age_s` ago. A broker that was frozen serves its old end
-        until it hears that it was deposed. Local files cannot be taken from it, so they need no read of the store.
+        until it hears that it was deposed, so it must not refuse a later position before it has checked that it still
+        is the owner. Local files cannot be taken from it, so they need no read of the store.
 
         Raises STORE_UNAVAILABLE (deposed) and the store's errors.
         """

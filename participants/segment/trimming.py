@@ -45,6 +45,7 @@ async def trim(
     horizon = segment.buffer.max_read_position
     up_to = segment.ledgers.last_before(before)
     if (up_to is not None and up_to > horizon) or before > segment.buffer.last_durable.next:
+        await segment.reader.assert_owned()
         raise errors.InvalidArgument(
             f"before: {before} is above the last position that readers could see, {horizon}",
             action="Trim up to that position, and the rest once the transactions that hold readers back are decided.",

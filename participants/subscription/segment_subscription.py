@@ -165,7 +165,8 @@ class SegmentSubscription:
         """The acknowledgements of these messages. Messages of one entry that follow each other become one
         acknowledgement.
 
-        Raises INVALID_ARGUMENT for a message that cannot be read.
+        Raises INVALID_ARGUMENT for a message that cannot be read, and STORE_UNAVAILABLE instead if this broker was
+        deposed: another one may have it.
         """
         indexes: dict[Position, set[int]] = defaultdict(set)
         for position, index in ids:
@@ -191,12 +192,13 @@ class SegmentSubscription:
         last = index == size - 1
         return Ack(position, None if last else index, None if last else size, cumulative=True, writer=writer)
 
-    def acks_up_to(self, place: Position, writer: str | None) -> list[Ack]:
+    async def acks_up_to(self, place: Position, writer: str | None) -> list[Ack]:
         """The acknowledgement of everything up to a place that readers could see, or none if nothing is before it.
 
-        Raises INVALID_ARGUMENT for a later place.
+        Raises INVALID_ARGUMENT for a later place, and otherwise as `single_acks`.
         """
         if place > self.dispatch.end:
+            await self.segment.reader.assert_owned()
             problem = f"positions: {place} of segment {self.segment.id} is after everything that can be read"
             raise errors.InvalidArgument(problem, field="positions")
         last = self.segment.ledgers.shown(place)
@@ -218,6 +220,7 @@ class SegmentSubscription:
     async def _size_of(self, position: Position, index: int) -> int:
         size = await self.size_of(position)
         if index >= size:
+            await self.segment.reader.assert_owned()
             problem = f"message_ids: segment {self.segment.id} has no message {index} at {position} that can be read"
             raise errors.InvalidArgument(problem, field="message_ids")
         return size

@@ -246,7 +246,7 @@ class LocalShare:
             else:
                 acks.append((part, await part.single_acks(ids, request.writer)))
         for segment_id, place in request.up_to.items():
-            if wanted := self._parts[segment_id].acks_up_to(place, request.writer):
+            if wanted := await self._parts[segment_id].acks_up_to(place, request.writer):
                 acks.append((self._parts[segment_id], wanted))
         return acks
 

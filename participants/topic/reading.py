@@ -44,6 +44,7 @@ async def read_page(
     if isinstance(segment, RemoteSegment):
         return await segment.read(after, max_bytes, isolation, revision)
     if after > segment.buffer.last_durable:
+        await segment.reader.assert_owned()
         raise errors.InvalidArgument(
             f"after: {after} is after the end of segment {segment.id}, {segment.buffer.last_durable}",
             field="after",

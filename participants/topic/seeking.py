@@ -25,6 +25,7 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.operator_decisions import decide_for_operator
 from metastore.txn.records.operations import AckOp, decode_op
+from metastore.txn.records.segments import OwnerRecord
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords, read_transactions
 from metastore.types import Revision
@@ -32,6 +33,7 @@ from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
+from participants.segment.segment import Segment
 from participants.subscription.definitions import Definition
 from participants.subscription.places import Place, Start
 from participants.topic.cut import cut_at
@@ -87,11 +89,29 @@ async def starts_of(
     if target.positions is None:
         return {name: Start(place) for name, place in places.items()}
     for name, position in target.positions.items():
-        if Place.at(position) > places[name]:
+        wanted = Place.at(position)
+        if wanted > places[name] and wanted > await _place_of_owner(broker, name, authorization):
             raise errors.InvalidArgument(
                 f"positions: {position} of segment {name} is after everything that can be read", field="positions"
             )
     return {name: Start(Place.at(position)) for name, position in target.positions.items()}
+
+
+async def _place_of_owner(broker: Broker, segment: str, authorization: str | None) -> Place:
+    """The place behind what can be read, as the broker says that owns the segment now: one that was deposed, and does
+    not know it yet, may not have the latest entries. Raises STORE_UNAVAILABLE if no broker is known that does."""
+    found = await broker.anywhere(segment, authorization)
+    if isinstance(found, Segment):
+        await found.reader.assert_owned()
+    else:
+        owner = await broker.store.get(paths.segment_owner(segment))
+        if owner is None or OwnerRecord.decode(owner.value).url != found.peer.url:
+            raise errors.StoreUnavailable(
+                f"segment {segment} has just moved to another broker",
+                action="Try again in a moment; nothing happened.",
+                segment=segment,
+            )
+    return Place.behind(await end_of(found, "read_committed"))
 
 
 def _assert_same(positions: Mapping[str, Position], names: Sequence[str]) -> None:

@@ -501,6 +501,8 @@ class Client:
             if over or not retriable:
                 outcome = Outcome.UNKNOWN if doubtful else Outcome.FAILED
                 asked.refuse(problem["code"], problem["detail"], problem, outcome, self._history.revision)
+                if method == "GET" and asked.argument == "after":  # nobody reads on behind what was never there
+                    self._history.asked.append(asked)
                 raise Refused(problem["code"], problem["detail"], doubtful=doubtful)
             await asyncio.sleep(self._random.uniform(0.05, 0.5))
 

@@ -200,8 +200,8 @@ class Decision:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Asked:
-    """A request that changes something: `verb` is the last part of its path that is no name, or else its method, and
-    what it names is what it is about.
+    """A request that changes something, or a read that was refused for its place: `verb` is the last part of its path
+    that is no name, or else its method, and what it names is what it is about.
 
     `code` is that of a definite refusal; `floor` and `at_revision` are the store's revisions when the attempt that was
     refused was sent, and when it was answered. `outcome` is of all attempts: an earlier one may have had no answer.

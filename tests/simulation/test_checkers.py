@@ -284,6 +284,8 @@ UNFOUNDED = [
     refused("entries", "POSITION_TRIMMED", (5, 5), segment=SEGMENT),
     refused("acks", "INVALID_ARGUMENT", (5, 5), topic=TOPIC, subscription="s", argument="message_ids"),
     refused("entries", "INVALID_ARGUMENT", (5, 5), sequence=("p", 1, "x"), argument="sequence"),
+    refused("entries", "INVALID_ARGUMENT", (5, 5), segment=SEGMENT, argument="after"),
+    refused("acks", "INVALID_ARGUMENT", (5, 5), topic=TOPIC, subscription="s", argument="positions"),
     refused("entries", "PAYLOAD_TOO_LARGE", (5, 5), segment=SEGMENT),
     refused("entries", "SEGMENT_IN_USE", (5, 6), segment=SEGMENT),
     refused("DELETE", "SEGMENT_IN_USE", (5, 6), segment=f"{SEGMENT}0"),
@@ -291,7 +293,7 @@ UNFOUNDED = [
 ]
 
 
-@pytest.mark.parametrize("unfounded", UNFOUNDED, ids=lambda asked: f"{asked.code}-{asked.verb}")
+@pytest.mark.parametrize("unfounded", UNFOUNDED, ids=lambda asked: f"{asked.code}-{asked.verb}-{asked.argument}")
 def test_a_refusal_without_a_reason_is_found(unfounded: Asked) -> None:
     history = true_story()
     history.asked.append(unfounded)

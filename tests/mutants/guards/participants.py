@@ -10,6 +10,9 @@ _SEGMENT = "participants/segment/segment.py"
 _OWNED = "participants/segment/owned.py"
 _TRIMMING = "participants/segment/trimming.py"
 _SNAPSHOT = "participants/segment/dedup_snapshot.py"
+_DEPOSED = (
+    "tests/participants/broker/test_placement.py::test_a_frozen_owner_refuses_no_position_that_its_successor_may_have"
+)
 _TEST_BY_KEY = "tests/participants/subscription/test_key_shared.py"
 _TEST_OWNERSHIP = "tests/participants/broker/test_placement.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
@@ -295,6 +298,54 @@ PARTICIPANTS = (
         "    batch = store.batch().check(segment.ownership.check, *checks)\n    if moved != record:",
         "    batch = store.batch().check(*checks)\n    if moved != record:",
         tests=("tests/participants/segment/test_trimming.py::test_a_deposed_owner_trims_nothing",),
+    ),
+    Mutant(
+        "deposed-owner-refuses-reads",
+        "5.2: a deposed owner refuses no position that its successor may have",
+        "participants/topic/reading.py",
+        "        await segment.reader.assert_owned()\n        raise errors.InvalidArgument(",
+        "        raise errors.InvalidArgument(",
+        tests=(f"{_DEPOSED}[read]",),
+    ),
+    Mutant(
+        "deposed-owner-refuses-trims",
+        "5.2: a deposed owner refuses no position that its successor may have",
+        _TRIMMING,
+        "        await segment.reader.assert_owned()\n        raise errors.InvalidArgument(",
+        "        raise errors.InvalidArgument(",
+        tests=(f"{_DEPOSED}[trim]",),
+    ),
+    Mutant(
+        "deposed-owner-refuses-messages",
+        "5.2: a deposed owner refuses no position that its successor may have",
+        "participants/subscription/segment_subscription.py",
+        '            await self.segment.reader.assert_owned()\n            problem = f"message_ids',
+        '            problem = f"message_ids',
+        tests=(f"{_DEPOSED}[ack]",),
+    ),
+    Mutant(
+        "deposed-owner-refuses-places",
+        "5.2: a deposed owner refuses no position that its successor may have",
+        "participants/subscription/segment_subscription.py",
+        '            await self.segment.reader.assert_owned()\n            problem = f"positions',
+        '            problem = f"positions',
+        tests=(f"{_DEPOSED}[ack up to]",),
+    ),
+    Mutant(
+        "deposed-owner-refuses-seeks",
+        "5.2: a deposed owner refuses no position that its successor may have",
+        "participants/topic/seeking.py",
+        "wanted > places[name] and wanted > await _place_of_owner(broker, name, authorization)",
+        "wanted > places[name]",
+        tests=(f"{_DEPOSED}[seek]",),
+    ),
+    Mutant(
+        "deposed-owner-refuses-seeks-elsewhere",
+        "5.2: a deposed owner refuses no position that its successor may have",
+        "participants/topic/seeking.py",
+        "OwnerRecord.decode(owner.value).url != found.peer.url",
+        "OwnerRecord.decode(owner.value).url is None",
+        tests=(f"{_DEPOSED}[seek from elsewhere]",),
     ),
     Mutant(
         "part-of-a-snapshot-is-missing",

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from metastore.errors import StoreFull, StoreUnavailable
@@ -21,8 +22,11 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.names import MessageId
+from metatxn.wire.position import Position
 from participants.broker.placement import Placement, wanted
 from participants.segment.reading import STALE_READ_S
+from participants.segment.segment import Segment
 from tests.participants.broker.shared import SharedBroker, Start, owner_of, shared_brokers
 from tests.participants.devices import only
 from tests.participants.ledger.faulty_bucket import PutFault
@@ -51,6 +55,15 @@ async def spread(brokers: list[SharedBroker], names: list[str]) -> dict[str, Sha
     while any(set(each.broker.served) != {n for n, owner in goal.items() if owner is each} for each in brokers):
         await asyncio.sleep(0.001)
     return goal
+
+
+async def taken_over(name: str, brokers: list[SharedBroker], former: SharedBroker) -> Segment:
+    """The segment, once another broker serves it."""
+    while True:
+        for broker in brokers:
+            if broker is not former and name in broker.broker.served:
+                return broker.broker.served[name]
+        await asyncio.sleep(0.001)
 
 
 async def given_up(process: SharedBroker, name: str) -> None:
@@ -190,6 +203,60 @@ async def test_each_way_in_which_a_frozen_owner_finds_out(
     await world.commit(txn)
     await publish(new, "last")
     assert await committed(new) == ["acknowledged", "last"]
+
+
+@pytest.mark.parametrize("kind", ["read", "trim", "ack", "cumulative ack", "ack up to", "seek", "seek from elsewhere"])
+async def test_a_frozen_owner_refuses_no_position_that_its_successor_may_have(start: Start, kind: str) -> None:
+    """Nobody may be told for certain that something is not there by a broker that does not know it. Found by the
+    simulation. The real owner refuses what really is not there."""
+    brokers = [await start(), await start(), await start()]
+    names = await create(brokers[0], 40)
+    goal = await spread(brokers, names)
+    home = goal[names[0]]
+    asks_itself = kind != "seek from elsewhere"
+
+    def is_fit(each: str) -> bool:
+        """Who is asked has it, or neither has it nor takes it over."""
+        after = wanted(each, [broker.broker.id for broker in brokers if broker is not goal[each]])
+        return goal[each] is home if asks_itself else home.broker.id not in (goal[each].broker.id, after)
+
+    name = next(filter(is_fit, names[1:]))
+    frozen, asked = goal[name], home
+    await publish(frozen.broker.served[name], "before")
+    of_subscription = "/v1/topics/t/subscriptions/s"
+    answer = await home.http.put(of_subscription, json={"initial": "earliest", "type": "failover"})
+    assert answer.status_code in (200, 201), answer.text
+    asked.store.events_flow.clear()
+    await frozen.freeze()
+    position = await publish(await taken_over(name, brokers, frozen), "after")
+
+    async def ask(broker: SharedBroker, at: Position) -> httpx.Response:
+        path = f"/v1/segments/{quote(name, safe='')}"
+        places = dict.fromkeys(names, "0:0") | {name: str(at)}
+        match kind:
+            case "read":
+                return await broker.http.get(f"{path}/entries", params={"after": str(at)})
+            case "trim":
+                return await broker.http.post(f"{path}/trim", json={"before": str(at)})
+            case "ack" | "cumulative ack":
+                which = "individual" if kind == "ack" else "cumulative"
+                acks: dict[str, Any] = {"kind": which, "message_ids": [str(MessageId(name, at, 0))]}
+                return await broker.http.post(f"{of_subscription}/acks", json=acks)
+            case "ack up to":
+                acks = {"kind": "cumulative", "positions": {name: str(at)}}
+                return await broker.http.post(f"{of_subscription}/acks", json=acks)
+            case _:
+                return await broker.http.post(f"{of_subscription}/seek", json={"positions": places})
+
+    refusal = await ask(asked, position)
+    if not asks_itself:
+        asked.thaw()
+    goal = await spread([broker for broker in brokers if broker is not frozen], names)
+    assert refusal.status_code == 503, refusal.text
+    owner = goal[names[0] if kind.startswith("seek") else name]
+    assert (await ask(owner, position)).status_code == 200
+    refusal = await ask(owner, Position(position.ledger, position.entry + 2))
+    assert (refusal.status_code, refusal.json()["code"]) == (422, "INVALID_ARGUMENT"), refusal.text
 
 
 async def test_a_segment_that_is_dropped_while_it_closes_keeps_no_ledger_open(start: Start) -> None:
