@@ -1,9 +1,11 @@
-"""A store whose calls are measured."""
+"""A store whose calls are measured, and which tells a request whether it has changed anything."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 from metastore.api import Ephemeral, MetadataStore
@@ -13,6 +15,22 @@ from metastore.types import Applied, Batch, RangeResult, Record, Revision, Snaps
 T = TypeVar("T")
 Observe = Callable[[str, float, MetastoreError | None], None]
 """Called on the event loop after each call: its name, its seconds, and how it failed. A cancelled call is not told."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """Whether an apply has taken effect."""
+
+    any: bool = False
+
+
+EFFECTS: ContextVar[Effects | None] = ContextVar("effects", default=None)
+"""Those of the applies in this context and in the tasks that were begun in it."""
+
+
+def _took_effect() -> None:
+    if (effects := EFFECTS.get()) is not None:
+        effects.any = True
 
 
 class MeasuredStore(MetadataStore):
@@ -59,13 +77,17 @@ class MeasuredStore(MetadataStore):
         return answer
 
     async def apply(self, batch: Batch) -> Applied:
-        return await self._measured("apply", self._store.apply(batch))
+        applied = await self._measured("apply", self._store.apply(batch))
+        _took_effect()
+        return applied
 
     async def lease_ids(self, key: str, count: int, *, first: int = 1) -> range:
         return await self._measured("lease_ids", self._store.lease_ids(key, count, first=first))
 
     async def put_sequential(self, prefix: str, value: bytes) -> Record:
-        return await self._measured("put_sequential", self._store.put_sequential(prefix, value))
+        record = await self._measured("put_sequential", self._store.put_sequential(prefix, value))
+        _took_effect()
+        return record
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         return await self._measured("get_many", self._store.get_many(wanted))

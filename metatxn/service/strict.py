@@ -1,4 +1,9 @@
-"""Routes that refuse query parameters they do not know, and requests that have lost their body."""
+"""Routes that refuse query parameters they do not know, and requests that have lost their body; and that say of no
+change "nothing happened" if something did.
+
+A change of the layout, a policy or a subscription takes several applies, or reads what it answers behind the apply. If
+that fails, the error itself is definite: that read, or that apply, had no effect. The request had.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,13 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from metastore.errors import MetastoreError
+from metastore.measured import EFFECTS, Effects
+from metatxn.service.audited import mark_of
 from metatxn.service.gate import LOST_BODY
 from metatxn.wire import errors
+
+_Handle = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRoute(APIRoute):
@@ -21,10 +31,12 @@ class StrictRoute(APIRoute):
     transactions. Nor may the `writers` of a commit be ignored because they were put into the URL or were in a body that
     was lost: then all writers would count."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> _Handle:
         handle = super().get_route_handler()
         known = set(self._query_names())
         takes_body = self.body_field is not None or "requestBody" in (self.openapi_extra or {})
+        if mark_of(self) is not None:
+            handle = _telling_of_effects(handle)
 
         async def strict(request: Request) -> Response:
             if takes_body and LOST_BODY in request.scope:
@@ -41,6 +53,31 @@ class StrictRoute(APIRoute):
                 yield from kind.model_fields
             else:
                 yield parameter.alias
+
+
+def _telling_of_effects(handle: _Handle) -> _Handle:
+    async def handle_change(request: Request) -> Response:
+        effects = Effects()
+        token = EFFECTS.set(effects)
+        try:
+            return await handle(request)
+        except errors.NotOwner:
+            raise  # the other broker does it, whatever was done here
+        except (errors.StoreUnavailable, MetastoreError) as error:
+            if effects.any and error.definite:
+                raise errors.OutcomeUnknown(
+                    f"a part of the change was made, or all of it, and then: {error}",
+                    action="Look what is there now, and send all of the request again if it is not done.",
+                ) from error
+            raise
+        except errors.MetatxnError as error:
+            if effects.any and error.definite:
+                raise error.not_definite() from error
+            raise
+        finally:
+            EFFECTS.reset(token)
+
+    return handle_change
 
 
 def _check_query(query: str, known: set[str]) -> None:

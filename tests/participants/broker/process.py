@@ -10,6 +10,7 @@ import httpx
 
 from metastore.api import Ephemeral
 from metastore.errors import StoreUnavailable
+from metastore.measured import MeasuredStore
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
 from participants.broker.broker import Broker
@@ -51,7 +52,7 @@ class BrokerProcess(OnDevice):
     async def start(self) -> BrokerProcess:
         self.storage = await self.device.open()
         self.broker = Broker(
-            self.world.store,
+            MeasuredStore(self.world.store, lambda *_: None),
             self.storage,
             self.url,
             clock=self.world.now_ms,
