@@ -33,6 +33,12 @@ def _took_effect() -> None:
         effects.any = True
 
 
+def took_back() -> None:
+    """Everything that was applied in this context is undone."""
+    if (effects := EFFECTS.get()) is not None:
+        effects.any = False
+
+
 class MeasuredStore(MetadataStore):
     """The same store as `store`, with the same rules: every call is passed on. Closing either closes both."""
 

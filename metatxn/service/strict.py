@@ -63,17 +63,15 @@ def _telling_of_effects(handle: _Handle) -> _Handle:
             return await handle(request)
         except errors.NotOwner:
             raise  # the other broker does it, whatever was done here
-        except (errors.StoreUnavailable, MetastoreError) as error:
-            if effects.any and error.definite:
-                raise errors.OutcomeUnknown(
-                    f"a part of the change was made, or all of it, and then: {error}",
-                    action="Look what is there now, and send all of the request again if it is not done.",
-                ) from error
-            raise
-        except errors.MetatxnError as error:
-            if effects.any and error.definite:
+        except (errors.MetatxnError, MetastoreError) as error:
+            if not effects.any or not error.definite:
+                raise
+            if isinstance(error, errors.MetatxnError) and error.action != errors.StoreUnavailable.action:
                 raise error.not_definite() from error
-            raise
+            raise errors.OutcomeUnknown(
+                f"a part of the change was made, or all of it, and then: {error}",
+                action="Look what is there now, and send all of the request again if it is not done.",
+            ) from error
         finally:
             EFFECTS.reset(token)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import CheckFailed
+from metastore.measured import took_back
 from metastore.txn import paths
 from metastore.txn.read_holds import holds_in_force
 from metastore.txn.records.segments import SegmentRecord
@@ -65,6 +66,7 @@ class ReadHolds:
             if refusal is None:
                 return _info(stored)
             await self._take_back(stored)
+            took_back()
             if wanted.revision is not None:
                 raise refusal
 
