@@ -58,7 +58,7 @@ class StrictRoute(APIRoute):
 def _telling_of_effects(handle: _Handle) -> _Handle:
     async def handle_change(request: Request) -> Response:
         effects = Effects()
-        token = EFFECTS.set(effects)
+        EFFECTS.set(effects)
         try:
             return await handle(request)
         except errors.NotOwner:
@@ -73,7 +73,7 @@ def _telling_of_effects(handle: _Handle) -> _Handle:
                 action="Look what is there now, and send all of the request again if it is not done.",
             ) from error
         finally:
-            EFFECTS.reset(token)
+            EFFECTS.set(None)  # this may be another context, if the loop has ended
 
     return handle_change
 

@@ -232,6 +232,11 @@ class Asked:
     never_given: bool = False
     """As the refusal tells, nobody was given what was to be acknowledged."""
     detail: str | None = None
+    began: Revision = field(init=False)
+    """The store's revision when the first attempt was sent."""
+
+    def __post_init__(self) -> None:
+        self.began = self.floor
 
     def __repr__(self) -> str:
         told = {each.name: getattr(self, each.name) for each in fields(self)}

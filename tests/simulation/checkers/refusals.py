@@ -99,7 +99,7 @@ def _given_up(history: History, asked: Asked) -> bool:
     """The library sends no more of a transaction that its user has given up, whether or not the abort arrives."""
     return asked.verb == "messages" and any(
         (other.verb, other.txn_id) == ("commit", asked.txn_id)
-        and other.floor <= asked.at_revision
+        and other.began <= asked.at_revision
         and other.outcome is not Outcome.OK
         for other in history.asked
     )
@@ -149,7 +149,7 @@ def _may_be_forgotten(history: History, asked: Asked) -> bool:
         return True
     received = any(
         (other.verb, other.topic, other.subscription) == ("receive", asked.topic, asked.subscription)
-        and other.floor <= asked.at_revision
+        and other.began <= asked.at_revision
         for other in history.asked
     )
     return not received or any(
@@ -166,7 +166,7 @@ def _may_have_acknowledged(other: Asked, asked: Asked) -> bool:
         same
         and other.verb in ("acks", "seek")
         and other.outcome is not Outcome.FAILED
-        and other.floor <= asked.at_revision
+        and other.began <= asked.at_revision
     )
 
 
