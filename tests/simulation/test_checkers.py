@@ -130,6 +130,8 @@ def true_story() -> History:
         f"{paths.PREPARED}{T2}": [(15, "there"), (20, None)],
     }
     history.begun_by = {T1: "by one", T2: "by two", T3: "by three"}
+    moved = Asked("seek", 40, topic=TOPIC, subscription="moved", outcome=Outcome.OK)
+    moved.floor = 60  # it was sent again then
     history.asked = [
         Asked("txns", 0, by="by one", outcome=Outcome.OK),
         Asked("commit", 9, txn_id=T1, outcome=Outcome.OK),
@@ -144,6 +146,8 @@ def true_story() -> History:
         refused("entries", "SEGMENT_SEALED", (29, 31), segment=SEGMENT),
         refused("topics", "ALREADY_EXISTS", (5, 5), topic=TOPIC),
         refused("entries", "STORE_UNAVAILABLE", (5, 5), segment=SEGMENT),
+        refused("acks", "TXN_CONFLICT", (41, 42), topic=TOPIC, subscription="moved"),
+        moved,
         refused("txns", "NOT_ALLOWED", (5, 5), by="late", key="nightly", epoch=0),
         Asked("commit", 4, txn_id=T3, outcome=Outcome.UNKNOWN),
         refused("messages", "TXN_CONFLICT", (4, 5), txn_id=T3, topic=TOPIC),
