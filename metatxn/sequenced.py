@@ -23,6 +23,7 @@ from metatxn.topics import Layout
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import NO_SEQUENCE, Behind, Entry
+from metatxn.wire.names import number_of_segment
 
 
 class SequencedFormat(MessageFormat):
@@ -41,11 +42,11 @@ class SequencedFormat(MessageFormat):
 
 @dataclass(slots=True)
 class _Known:
-    """What a segment has told of the entries of this producer: by hash range their sequences and positions, in
-    order."""
+    """What a segment has told of the entries of this producer, its own and those of the segments from which it took
+    over: by number of the segment and hash range their sequences and positions, in order."""
 
     behind: Behind = field(default_factory=Behind)
-    told: dict[tuple[int, int], list[tuple[int, str]]] = field(default_factory=dict)
+    told: dict[tuple[int, int, int], list[tuple[int, str]]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, segment: str, appended: list[dict[str, Any]]) -> _Known:
@@ -55,21 +56,25 @@ class _Known:
                 own = max(own, part["sequence"])
             else:
                 inherited = max(inherited, part["sequence"])
+            number = number_of_segment(part["segment"])
             for low, high in part["ranges"]:
-                known.told.setdefault((low, high), []).append((part["sequence"], part["position"]))
+                known.told.setdefault((number, low, high), []).append((part["sequence"], part["position"]))
         for entries in known.told.values():
             entries.sort()
         known.behind = Behind(own, inherited)
         return known
 
     def position_of(self, sequence: int, hash_value: int) -> str | None:
-        """That of the entry with a message, if it is there; or of the first later one that is remembered."""
+        """That of the entry with a message, if it is there; or of the first later one that is remembered.
+
+        A child may have a lower sequence than what it took over for a part of its hashes: there its entry has nothing
+        of this part. So the first entry counts, and the segments that have told of a hash follow each other."""
         found = [
-            entries[bisect_left(entries, (sequence, ""))]
-            for (low, high), entries in self.told.items()
+            (number, *entries[bisect_left(entries, (sequence, ""))])
+            for (number, low, high), entries in self.told.items()
             if low <= hash_value <= high and sequence <= entries[-1][0]
         ]
-        return min(found)[1] if found else None
+        return min(found)[-1] if found else None
 
 
 class SequencedDelivery(OrderedDelivery[Outgoing]):

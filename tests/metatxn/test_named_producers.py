@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 import metatxn
+from metatxn.wire.broker import hash_of_key
+from metatxn.wire.names import SegmentParts
 from tests.metatxn.dev_server import DevServer
 
 
@@ -73,6 +75,36 @@ def test_127_what_moves_to_the_child_of_a_merge_is_sent_in_the_order_of_its_sequ
     )
     moved = producer.delivery._in_order([(each, None) for each in (*left, *right)])
     assert [each.sequence for each, _ in moved] == [1, 2, 3, 4]
+
+
+def test_127_a_message_in_a_part_of_a_merge_that_was_further_on_is_found_where_it_is(
+    client: metatxn.Client, new_topic: Callable[..., str]
+) -> None:
+    """Found by the simulation: the child of the merge has an entry with a sequence in between, of the other part."""
+    topic = new_topic(2)
+    left, right = client.topic(topic).segments
+    numbers = iter(range(1_000))
+    left_key, right_key = (
+        next(key for key in map(str, numbers) if low <= hash_of_key(key) <= high)
+        for low, high in (SegmentParts.parse(each.segment).range for each in (left, right))
+    )
+
+    def program(*sequences: int) -> list[str]:
+        with client.producer(topic, "importer", linger_ms=60_000, sequenced=True) as producer:
+            keys = {3: right_key, 9: right_key}
+            sent = [producer.send(each, keys.get(each, left_key), sequence=each) for each in sequences]
+        return [each.result() for each in sent]
+
+    client.publish(topic, 0, right_key, producer="other", sequence=0)  # or the positions are the same
+    (three, nine), (two,) = program(3, 9), program(2)
+    assert three == nine, "they share an entry"
+    client.merge_segments(left.segment, right.segment)
+    (eight,) = program(8)
+    assert program(2, 3, 8, 9) == [two, three, eight, nine]
+    (child,) = [each for each in client.topic(topic).segments if each.state == "active"]
+    client.split_segment(child.segment)
+    assert program(2, 3, 8, 9) == [two, three, eight, nine], "through a child of that child, too"
+    assert sorted(message.value for message in client.reader(topic)) == [0, 2, 3, 8, 9]
 
 
 def test_128_what_two_threads_have_sent_out_of_order_fails(

@@ -515,6 +515,17 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "numbered-found-by-the-lowest-sequence",
+        "5.13: a message is in the first entry behind it of the segments that have told of its hash",
+        "metatxn/sequenced.py",
+        '            number = number_of_segment(part["segment"])\n',
+        "            number = 0\n",
+        tests=(
+            "tests/metatxn/test_named_producers.py"
+            "::test_127_a_message_in_a_part_of_a_merge_that_was_further_on_is_found_where_it_is",
+        ),
+    ),
+    Mutant(
         "numbered-goes-on-behind-a-failure",
         "5.13: a producer that numbers its messages sends nothing after its first failure",
         "metatxn/sequenced.py",
