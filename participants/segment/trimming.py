@@ -153,9 +153,10 @@ async def delete_trimmed(segment: Segment, store: MetadataStore, storage: Ledger
     await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
 
 
-async def stored_segment(segment: Segment, store: MetadataStore) -> Record:
+async def stored_segment(segment: Segment, store: MetadataStore, *, even_removed: bool = False) -> Record:
+    """The record of a segment that is served here. Raises STORE_UNAVAILABLE if it is gone."""
     stored = await store.get(paths.segment(segment.id))
-    if stored is None:
+    if stored is None or (not even_removed and SegmentRecord.decode(stored.value).state == "deleted"):
         segment.leave("it was deleted")
         raise segment.not_serving()
     return stored

@@ -184,7 +184,7 @@ class Removal:
 
     async def _family(self, segment: Segment) -> Family:
         topic = await self._broker.topics.get(segment.record.topic)
-        stored = await stored_segment(segment, self._store)
+        stored = await stored_segment(segment, self._store, even_removed=True)
         record = SegmentRecord.decode(stored.value)
         children = await self._segments(record.children)
         others = {parent for _, child in children.values() for parent in child.existing_parents} - {segment.id}
@@ -267,7 +267,8 @@ class Removal:
         await self._store.apply(batch)
 
     async def _finish(self, segment: Segment) -> None:
-        """It is removed. What is left of it is deleted now, or by a later reconcile."""
+        """It is removed, so it serves no more. What is left of it is deleted now, or by a later reconcile."""
+        segment.leave("it was removed from its topic")
         tell(Lifecycle.SEGMENT_REMOVED, segment=segment.id, children=list(segment.record.children))
         self._broker.metrics.segments_removed.inc()
         self._broker.forget_topic(segment.record.topic)

@@ -466,6 +466,29 @@ async def test_an_unknown_answer_is_repeated(topic: Removing, world: World, land
     await topic.assert_gone()
 
 
+@pytest.mark.parametrize("told", [True, False])
+async def test_what_is_removed_serves_nobody_although_the_rest_is_still_there(
+    topic: Removing, world: World, told: bool
+) -> None:
+    """Found by the simulation, as a 500 of `GET` behind a trim. Not `told`: the answer of the removal was lost."""
+    await topic.drain()
+    end = (await topic.process.broker.segment(PARENT)).ledgers.last_durable.next
+    removal = world.store.fault(Fault(REMOVES, hold_after=True, after=None if told else OutcomeUnknown("lost")))
+    removing = asyncio.create_task(topic.delete(PARENT))
+    await removal.reached.wait()
+    world.store.away = StoreUnavailable("gone") if told else None
+    removal.go.set()
+    assert (await removing).status_code == (204 if told else 504)
+    world.store.away = None
+    path = f"/v1/segments/{quoted(PARENT)}"
+    for _ in range(2):
+        answer = await topic.process.http.post(f"{path}/trim", json={"before": str(end)})
+        assert answer.status_code in (404, 503), answer.text
+        assert (await topic.process.http.get(path)).status_code in (404, 503)
+    await topic.passes(2)
+    await topic.assert_gone()
+
+
 async def test_the_rest_is_deleted_later_if_the_store_goes_away(topic: Removing, world: World) -> None:
     await topic.drain()
     world.store.fault(Fault(_deletes_record, before=StoreUnavailable("gone"), times=1))
