@@ -175,7 +175,7 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
     segment_record, owner_record = snapshot.records[segment_key], snapshot.records[owner_key]
     version = spoken(snapshot.records[paths.VERSION])
     if segment_record is None:
-        raise SegmentUnavailable(f"segment {segment_id} does not exist")
+        raise SegmentDeleted(f"segment {segment_id} was deleted, and nothing is left of it")  # ids are never reused
     record = SegmentRecord.decode(segment_record.value)
     if record.state == "deleted":
         raise SegmentDeleted(f"segment {segment_id} was deleted")

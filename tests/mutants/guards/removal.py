@@ -129,4 +129,20 @@ REMOVALS = (
         "    ledgers = record.ledgers[:-1]\n",
         tests=(f"{TESTS}::test_a_policy_drops_the_last_ledger_of_a_sealed_segment_and_then_the_segment",),
     ),
+    Mutant(
+        "removed-segment-serves-on",
+        "a segment that was removed serves nothing more, whatever comes behind it",
+        "participants/topic/removal.py",
+        '        segment.leave("it was removed from its topic")\n',
+        "",
+        tests=(f"{TESTS}::test_what_is_removed_serves_nobody_although_the_rest_is_still_there",),
+    ),
+    Mutant(
+        "what-is-gone-is-opened-again",
+        "a segment without a record is not opened again and again",
+        "participants/segment/recovery.py",
+        '        raise SegmentDeleted(f"segment {segment_id} was deleted, and nothing is left of it")',
+        '        raise SegmentUnavailable(f"segment {segment_id} was deleted, and nothing is left of it")',
+        tests=(f"{TESTS}::test_a_broker_that_is_about_to_take_what_is_gone_by_now_keeps_it_no_longer",),
+    ),
 )

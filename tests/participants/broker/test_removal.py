@@ -489,6 +489,19 @@ async def test_what_is_removed_serves_nobody_although_the_rest_is_still_there(
     await topic.assert_gone()
 
 
+async def test_a_broker_that_is_about_to_take_what_is_gone_by_now_keeps_it_no_longer(topic: Removing) -> None:
+    """Found by the simulation: it tried again for ever, and what concerns the whole topic was refused until then."""
+    await topic.drain()
+    await topic.deleted(PARENT)
+    await topic.passes()
+    await topic.assert_gone()
+    broker = topic.process.broker
+    broker._keep(PARENT)
+    await broker.until_opened([PARENT])
+    assert PARENT not in broker.kept
+    assert (await topic.read(PARENT)).status_code == 200, "the end of a removed segment"
+
+
 async def test_the_rest_is_deleted_later_if_the_store_goes_away(topic: Removing, world: World) -> None:
     await topic.drain()
     world.store.fault(Fault(_deletes_record, before=StoreUnavailable("gone"), times=1))
