@@ -481,6 +481,8 @@ async def test_what_is_removed_serves_nobody_although_the_rest_is_still_there(
     assert (await removing).status_code == (204 if told else 504)
     world.store.away = None
     path = f"/v1/segments/{quoted(PARENT)}"
+    if told:
+        assert (await topic.process.http.get(path)).status_code in (404, 503)
     for _ in range(2):
         answer = await topic.process.http.post(f"{path}/trim", json={"before": str(end)})
         assert answer.status_code in (404, 503), answer.text
