@@ -608,6 +608,21 @@ def test_who_has_the_key_goes_on_with_it_though_another_had_it_before() -> None:
     assert list(CHECKERS["order per key, at one consumer"](history))
 
 
+def test_what_an_open_transaction_has_is_not_returned_by_whoever_acknowledged_it() -> None:
+    """So the next message of the key may follow."""
+    history = true_story()
+    shared_by_key(history, ("one", "0"), ("one", "1"))
+    first, *_ = history.delivered[0].keys
+    history.returned.append(Returned([first], 10.7, 10.8))
+    history.taken = {T2: {first: 10.6}}
+    history.decisions[T2] = Decision(history.decisions[T2].header, 26)
+    assert list(CHECKERS["order per key, at one consumer"](history)) == []
+    history.decisions[T2] = Decision(history.decisions[T3].header, 19)
+    assert list(CHECKERS["order per key, at one consumer"](history)), "it was decided before"
+    history.taken[T2][first] = 10.75
+    assert list(CHECKERS["order per key, at one consumer"](history)), "it was returned first"
+
+
 def test_what_was_replaced_may_be_missing_where_it_is_compacted() -> None:
     history = true_story()
     history.compacted.add(TOPIC)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from metastore.txn import paths
 from metatxn.wire.names import MessageId
-from tests.simulation.history import Delivered, History
+from tests.simulation.history import Delivered, History, Returned
 
 SESSION_S = 30.0
 
@@ -89,7 +89,18 @@ class _Story:
         return any(
             returned.answered is not None and given.answered <= returned.asked and returned.answered <= until.asked
             for returned in self._history.returned
-            if message_id in returned.ids
+            if message_id in returned.ids and not self._stayed(message_id, returned, until)
+        )
+
+    def _stayed(self, message_id: str, returned: Returned, until: Delivered) -> bool:
+        """Whether a transaction that is open all the while may have acknowledged it by then, so that it could not be
+        returned."""
+        decisions = self._history.decisions
+        return any(
+            message_id in ids
+            and ((answered := ids[message_id]) is None or answered <= returned.asked)
+            and (txn_id not in decisions or decisions[txn_id].revision > until.floor)
+            for txn_id, ids in self._history.taken.items()
         )
 
     def _acknowledged(self, revision: int) -> set[_Place]:
