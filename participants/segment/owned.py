@@ -88,6 +88,8 @@ class OwnedSegment:
         """The version at which the store had `record`; 0 while that of the opening is not known."""
         self.unknown_trim: UnknownTrim | None = None
         """The trim whose answer was lost, until a later version of the record shows whether it took effect."""
+        self.trims_in_flight: list[Position] = []
+        """Up to where trims go that have no answer yet."""
         self.ownership = ownership
         self.ledgers = ledgers
         self.buffer = buffer

@@ -141,6 +141,9 @@ class SegmentReader:
             )
         await self.assert_owned(0)  # at the end of what was read, so nothing decided by then is after it
         self._segment.assert_serving()  # only the owner knows everything that must be hidden
+        self._assert_untrimmed(after)
+        if (up_to := max(self._segment.trims_in_flight, default=after)) > after:
+            raise self._perhaps_trimmed(up_to)  # a hold that was taken meanwhile keeps nothing of it
         return _AsOf(revision, found, decided, end)
 
     async def last_visible(self) -> Position | None:
@@ -305,11 +308,14 @@ class SegmentReader:
             )
         unknown = self._segment.unknown_trim
         if unknown is not None and after < unknown.up_to:
-            raise errors.StoreUnavailable(
-                f"it is not known yet whether segment {self._segment.id} was trimmed up to {unknown.up_to}",
-                action="Try again. The broker asks the metadata store until it knows.",
-                segment=self._segment.id,
-            )
+            raise self._perhaps_trimmed(unknown.up_to)
+
+    def _perhaps_trimmed(self, up_to: Position) -> errors.MetatxnError:
+        return errors.StoreUnavailable(
+            f"it is not known yet whether segment {self._segment.id} was trimmed up to {up_to}",
+            action="Try again. The broker asks the metadata store until it knows.",
+            segment=self._segment.id,
+        )
 
     async def _catch_up(self, revision: Revision | None) -> Revision:
         """Close and drain everything that was decided at or before `revision`; None means now."""

@@ -96,6 +96,7 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, ch
     batch = store.batch().check(segment.ownership.check, *checks)
     if moved != record:
         batch.replace(stored, moved.encode())
+    segment.trims_in_flight.append(up_to)
     try:
         applied = await delete_outcomes(batch, outcomes[0], store)
     except OutcomeUnknown:
@@ -103,6 +104,8 @@ async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, ch
             earlier = segment.unknown_trim
             segment.unknown_trim = UnknownTrim(max(up_to, earlier.up_to if earlier else up_to), stored.version)
         raise
+    finally:
+        segment.trims_in_flight.remove(up_to)
     segment.trimmed(moved, stored.version if moved == record or applied is None else applied.revision)
     for some in outcomes[1:]:
         await delete_outcomes(store.batch().check(segment.ownership.check), some, store)

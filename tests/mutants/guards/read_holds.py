@@ -133,4 +133,15 @@ READ_HOLDS = (
         "        assert require and Feature.READ_HOLDS\n",
         tests=("tests/participants/broker/test_versions.py",),
     ),
+    Mutant(
+        "snapshot-of-what-is-being-trimmed",
+        "5.24: no snapshot begins with what a trim drops that has no answer yet",
+        "participants/segment/reading.py",
+        "if (up_to := max(self._segment.trims_in_flight, default=after)) > after:",
+        "if (up_to := after) > after:",
+        tests=(
+            "tests/participants/broker/test_read_holds.py"
+            "::test_nobody_begins_to_read_what_a_trim_before_the_hold_has_dropped",
+        ),
+    ),
 )

@@ -18,6 +18,7 @@ from metastore.txn import paths
 from metastore.txn.records.topics import ReadHoldRecord
 from metastore.txn.records.transactions import GcHorizon
 from metastore.types import Revision
+from metatxn.wire import errors
 from participants.messages import read_holds
 from tests.participants.broker.test_compacting import Compacting
 from tests.participants.broker.test_removal import PARENT, Removing
@@ -95,6 +96,27 @@ async def test_by_hand_everything_can_be_dropped(topic: Compacting) -> None:
     assert (await topic.world.store.inner.scan(paths.READ_HOLDS)).records == []
     assert (await topic.ask("POST", f"{HOLDS}/a/keep-alive", {})).json()["code"] == "NOT_FOUND"
     assert await refused(topic) == "NOT_FOUND"
+
+
+async def test_nobody_begins_to_read_what_a_trim_before_the_hold_has_dropped(topic: Compacting) -> None:
+    """Found by the simulation: the trim had no answer yet, and the second page was refused, under the hold."""
+    await topic.set(**POLICY)
+    await topic.ledger_at(0, "a")
+    topic.at_hour(5)
+    trim = topic.world.store.fault(Fault(puts("/segment/"), hold_after=True))
+    passing = asyncio.create_task(topic.passes())
+    await trim.reached.wait()
+    revision = await held(topic)
+    segment = await topic.segment()
+    before, start = segment.ledgers.start, segment.ledgers.open
+    assert start is not None and before < start.last_durable
+    with pytest.raises(errors.MetatxnError) as error:
+        await segment.reader.read_snapshot(before, 1_000, revision)
+    assert error.value.code == "STORE_UNAVAILABLE"
+    assert (await segment.reader.read_committed(before, 1_000)).frames, "without a hold it may still be seen"
+    trim.go.set()
+    await passing
+    assert await snapshot(segment, revision) == await topic.left() == []
 
 
 @pytest.mark.parametrize("step", ["the holds were read", "the trim is on its way"])
