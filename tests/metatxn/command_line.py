@@ -6,8 +6,8 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -35,17 +35,27 @@ def run(*arguments: str, stdin: str = "", **environment: str) -> Done:
 
 def run_here(*arguments: str, stdin: str = "", **environment: str) -> Done:
     """For commands that end by themselves: what a process would print, and its exit code."""
-    output, errors, logs = io.StringIO(), io.StringIO(), structlog.get_config()
+    output, errors = io.StringIO(), io.StringIO()
     with (
-        patch.object(structlog, "configure", partial(_configure, structlog.configure)),
+        logs_as_before(),
         patch.dict(os.environ, _environment(environment), clear=True),
         patch.object(sys, "stdin", io.StringIO(stdin)),
         redirect_stdout(output),
         redirect_stderr(errors),
     ):
         code = run_command(arguments)
-    structlog.configure(**logs)
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+@contextmanager
+def logs_as_before() -> Iterator[None]:
+    """What a command sets for its own process is undone at the end."""
+    logs = structlog.get_config()
+    try:
+        with patch.object(structlog, "configure", partial(_configure, structlog.configure)):
+            yield
+    finally:
+        structlog.configure(**logs)
 
 
 def _configure(configure: Callable[..., None], **given: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 from types import TracebackType
 from typing import IO, Self
 
 from tests.forked import Metatxn
+
+PATIENCE_S = 10.0
 
 
 class Terminal:
@@ -18,6 +21,7 @@ class Terminal:
         self._arguments = arguments
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith("METATXN_")} | environment
         self._output = output
+        self._interrupted = False
         self.shown = ""
 
     def __enter__(self) -> Self:
@@ -44,13 +48,18 @@ class Terminal:
 
     def press_ctrl_c(self) -> None:
         """What the terminal makes of it."""
+        self._interrupted = True
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
-        """The exit code."""
-        while self._read():
-            pass
-        return self._process.wait()
+        """The exit code. Who has pressed Ctrl-C does so again if nothing happens: Python, about to wait for keys, does
+        not see a signal that comes between its last look and the system call."""
+        while True:
+            if select.select([self._here], [], [], PATIENCE_S)[0]:
+                if not self._read():
+                    return self._process.wait()
+            elif self._interrupted:
+                self._process.send_signal(signal.SIGINT)
 
     def _read(self) -> bool:
         try:

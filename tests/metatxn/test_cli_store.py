@@ -21,7 +21,7 @@ import metatxn
 from metastore.txn.id_blocks import BLOCK_SIZE
 from metatxn.cli import backup, progress
 from metatxn.cli.main import run as run_command
-from tests.metatxn.command_line import error_line, run, run_here
+from tests.metatxn.command_line import error_line, logs_as_before, run, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.test_cli_progress import Stream
 
@@ -202,7 +202,7 @@ def test_what_was_done_begins_a_line_behind_the_progress(tmp_path: Path, monkeyp
         [*restore, "--dry-run"],
         restore,
     ):
-        with redirect_stderr(Stream(terminal=True)) as shown, redirect_stdout(shown):
+        with logs_as_before(), redirect_stderr(Stream(terminal=True)) as shown, redirect_stdout(shown):
             assert run_command(command) == 0
         counted, _, done = shown.getvalue().rpartition("\x1b[K")
         assert " MB " in counted and "ledgers" in done and "ledgers" not in counted
@@ -217,7 +217,7 @@ class Full(io.StringIO):
 
 def test_an_output_that_takes_no_more_is_no_fault_of_the_store(url: str) -> None:
     for command in (["dump"], ["dump", "-o", "json"]):
-        with redirect_stdout(Full()), redirect_stderr(io.StringIO()) as said:
+        with logs_as_before(), redirect_stdout(Full()), redirect_stderr(io.StringIO()) as said:
             assert run_command(["store", *command, "--store", url]) == 1
         assert "the output cannot be written: No space left on device." in said.getvalue()
 
