@@ -120,6 +120,7 @@ class Fetch:
         found.start = await self._partitions.start_of(segment)
         found.stable_end, found.end = await segment.offsets.stable_end(), segment.offsets.end
         if not found.start <= wanted.offset <= found.end:
+            await segment.reader.assert_owned()  # clients that are told so begin elsewhere
             raise KafkaError(KafkaCode.OFFSET_OUT_OF_RANGE)
         if max_bytes <= 0 or wanted.offset == found.end:
             return

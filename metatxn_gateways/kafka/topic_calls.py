@@ -167,6 +167,7 @@ class TopicCalls:
         stable = await segment.offsets.stable_end()
         wanted = stable if offset == _TO_THE_END else offset
         if not 0 <= wanted <= stable:
+            await segment.reader.assert_owned()
             raise KafkaError(KafkaCode.OFFSET_OUT_OF_RANGE)
         place = await segment.offsets.place_of(wanted)
         await trim(segment, self._broker.store, self._broker.storage, place.next)

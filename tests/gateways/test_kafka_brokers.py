@@ -19,8 +19,9 @@ from metatxn_gateways.kafka.cluster import node_at
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.service import KafkaListener
 from participants.broker.placement import wanted
-from tests.gateways.asking import Asking, Holder
+from tests.gateways.asking import Asking, Holder, asked, worst
 from tests.gateways.conftest import PATIENCE_S, Clients
+from tests.gateways.test_kafka_admin import delete_request
 from tests.gateways.transformer import INPUTS, Transformer, fill
 from tests.participants.broker.shared import SharedBroker
 from tests.participants.segment.faulty_store import Fault, puts
@@ -420,6 +421,30 @@ async def test_a_sequence_goes_on_behind_what_another_broker_has_appended(broker
     assert leader is first[number]
     assert (await leader.ask.produce("t", number, b"c", producer=9, sequence=2)) == (KafkaCode.NONE, 2)
     assert (await leader.ask.produce("t", number, b"b", producer=9, sequence=1)) == (KafkaCode.NONE, 1), "a retry"
+
+
+@pytest.mark.parametrize("verb", ["fetch", "delete records"])
+async def test_a_leader_that_was_deposed_knows_no_offset_out_of_range(brokers: Brokers, verb: str) -> None:
+    """Clients that are told so begin elsewhere, and pass over what is there. Found by the simulation."""
+    await brokers.create()
+    frozen = brokers.members[0]
+    number = await brokers.led_by(frozen)
+    assert await frozen.ask.produce("t", number, b"a") == (KafkaCode.NONE, 0)
+    await frozen.process.freeze()
+    leader = brokers.other(frozen)
+    await leader.process.serving(brokers.segments[number])
+    for offset, value in enumerate((b"b", b"c"), 1):
+        assert await leader.ask.produce("t", number, value) == (KafkaCode.NONE, offset)
+
+    async def code(member: Member, offset: int) -> int:
+        if verb == "fetch":
+            return (await member.ask.fetch("t", number, offset))[0]
+        return worst(await asked(member, 21, 2, delete_request(2, offset, number)))
+
+    assert await code(frozen, 2) == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    assert await code(leader, 2) == KafkaCode.NONE
+    assert await code(leader, 9) == KafkaCode.OFFSET_OUT_OF_RANGE
+    frozen.process.thaw()
 
 
 # -- librdkafka ----------------------------------------------------------------------------------------------------

@@ -347,4 +347,25 @@ GATEWAYS = (
         "        if self.state is GroupState.COMPLETING:\n",
         tests=(f"{_GROUPS}::test_only_members_of_the_generation_commit",),
     ),
+    Mutant(
+        "deposed-leader-fetches-out-of-range",
+        "5.2: a deposed leader says of no offset that it is out of range",
+        "metatxn_gateways/kafka/fetch.py",
+        "            await segment.reader.assert_owned()  # clients that are told so begin elsewhere\n",
+        "",
+        tests=(
+            "tests/gateways/test_kafka_brokers.py::test_a_leader_that_was_deposed_knows_no_offset_out_of_range[fetch]",
+        ),
+    ),
+    Mutant(
+        "deposed-leader-deletes-out-of-range",
+        "5.2: a deposed leader says of no offset that it is out of range",
+        "metatxn_gateways/kafka/topic_calls.py",
+        "            await segment.reader.assert_owned()\n",
+        "",
+        tests=(
+            "tests/gateways/test_kafka_brokers.py"
+            "::test_a_leader_that_was_deposed_knows_no_offset_out_of_range[delete records]",
+        ),
+    ),
 )
