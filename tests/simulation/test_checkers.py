@@ -603,6 +603,8 @@ def test_who_has_the_key_goes_on_with_it_though_another_had_it_before() -> None:
     history.taken[T2] = {first: 11.7}
     history.decisions[T2] = Decision(history.decisions[T2].header, 26)
     assert list(CHECKERS["order per key, at one consumer"](history)) == []
+    history.delivered[1] = replace(history.delivered[1], asked=history.delivered[0].asked)
+    assert list(CHECKERS["order per key, at one consumer"](history)) == [], "it has waited for what came back"
     del history.delivered[1]
     history.returned.clear()
     assert list(CHECKERS["order per key, at one consumer"](history))

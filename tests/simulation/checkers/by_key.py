@@ -153,7 +153,10 @@ class _Story:
     def _had_since(self, other: Delivered, message_id: str, consumer: str, until: float) -> bool:
         """Whether it went from the other consumer to this one, which may have acknowledged it itself."""
         return any(
-            each.consumer == consumer and message_id in each.keys and other.asked < each.asked < until
+            each.consumer == consumer
+            and message_id in each.keys
+            and each.asked < until
+            and other.answered < each.answered  # a request may wait long for what another one returns
             for each in self._history.delivered
         )
 
