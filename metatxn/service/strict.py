@@ -66,7 +66,7 @@ def _telling_of_effects(handle: _Handle) -> _Handle:
         except (errors.MetatxnError, MetastoreError) as error:
             if not effects.any or not error.definite:
                 raise
-            if isinstance(error, errors.MetatxnError) and error.action != errors.StoreUnavailable.action:
+            if isinstance(error, errors.MetatxnError) and not isinstance(error, errors.StoreUnavailable):
                 raise error.not_definite() from error
             raise errors.OutcomeUnknown(
                 f"a part of the change was made, or all of it, and then: {error}",

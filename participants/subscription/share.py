@@ -94,6 +94,14 @@ class TakeAnswer:
     others_hold: bool = False
 
 
+def just_moved(segment_id: str) -> errors.MetatxnError:
+    return errors.StoreUnavailable(
+        f"segment {segment_id} has just moved to another broker",
+        action="Try again in a moment; nothing happened.",
+        segment=segment_id,
+    )
+
+
 class LocalShare:
     """The share of this broker as it is now. `parts` is keyed by segment."""
 
@@ -146,11 +154,7 @@ class LocalShare:
         """Raises STORE_UNAVAILABLE if one of these is no longer here."""
         for segment_id in segments:
             if segment_id not in self._parts:
-                raise errors.StoreUnavailable(
-                    f"segment {segment_id} has just moved to another broker",
-                    action="Try again in a moment; nothing happened.",
-                    segment=segment_id,
-                )
+                raise just_moved(segment_id)
 
     async def wait(self, wanted: WaitRequest, wait_s: float) -> None:
         """Wait until there are news, or `wait_s` has passed."""

@@ -158,6 +158,7 @@ class LayoutUpkeep:
                 raise errors.StoreUnavailable(
                     f"the merge with {other_id} was given up: its owner did not seal it",
                     action="Look at the topic and try again: a segment sealed for the merge now has its own child.",
+                    definite=False,
                     segment=segment_id,
                 )
             await self._settle(segment_id)

@@ -36,6 +36,7 @@ from participants.broker.broker import Broker
 from participants.segment.segment import Segment
 from participants.subscription.definitions import Definition
 from participants.subscription.places import Place, Start
+from participants.subscription.share import just_moved
 from participants.topic.cut import cut_at
 from participants.topic.reading import AnySegment, end_of, position_at
 
@@ -106,11 +107,7 @@ async def _place_of_owner(broker: Broker, segment: str, authorization: str | Non
     else:
         owner = await broker.store.get(paths.segment_owner(segment))
         if owner is None or OwnerRecord.decode(owner.value).url != found.peer.url:
-            raise errors.StoreUnavailable(
-                f"segment {segment} has just moved to another broker",
-                action="Try again in a moment; nothing happened.",
-                segment=segment,
-            )
+            raise just_moved(segment)
     return Place.behind(await end_of(found, "read_committed"))
 
 

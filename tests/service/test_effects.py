@@ -24,7 +24,7 @@ REFUSALS = {
     "elsewhere": errors.NotOwner("it moved", owner_url="http://other"),
     "away": StoreUnavailable("refused"),
     "full": StoreFull("no space"),
-    "opening": errors.StoreUnavailable("it is being opened"),
+    "opening": errors.StoreUnavailable("it is being opened", action="Try again; nothing happened."),
 }
 
 
