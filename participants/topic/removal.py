@@ -100,12 +100,8 @@ class Removal:
             if await self._broker.removed(segment_id) is None:
                 raise
             return
-        was_bare = segment.record.is_bare
-        try:
-            while not await self._attempt(segment, by_hand=True):
-                pass
-        except errors.SegmentInUse as refusal:
-            raise refusal.not_definite() if segment.record.is_bare and not was_bare else refusal from None
+        while not await self._attempt(segment, by_hand=True):
+            pass
 
     async def _drop_rest(self, segment: Segment, family: Family) -> None:
         """Trim all of it. A subscription that is created or moved meanwhile writes the record of the topic, and then
