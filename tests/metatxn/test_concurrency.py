@@ -27,7 +27,7 @@ from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering
 from tests.simulation.loop import SimulationLoop
 
-CALLS = 5 * MAX_ON_THEIR_WAY
+CALLS = 10_000
 REFUSED = 20
 ANSWER_S = 0.5
 TIMEOUT_S = 1.2
