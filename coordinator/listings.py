@@ -6,7 +6,8 @@
     oldest       the last look at all open ones (`ages`)        begin
     other state  the final-state index                          time of the decision
     none         all headers                                    transaction id
-    newest       the indexes of all wanted states together      deadline if open, else time of the decision, descending
+    newest       all headers (`newest`)                         begin, descending
+      of a state the index of the state                         deadline if open, else time of the decision, descending
 
 The other filters are applied row by row, so one page examines a bounded number of rows and bytes (one transaction may
 be as large as a thousand others). It may hold fewer items than requested, even none, and still have a next page.
@@ -15,7 +16,8 @@ Transactions that change while the pages are read may be missed or listed twice.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
@@ -23,11 +25,13 @@ from itertools import chain, islice, repeat
 from coordinator import answers, paging
 from coordinator.ages import OpenAges
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.newest import PORTIONS, NewestFirst
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.keys import prefix_end
 from metastore.txn import key_records, listing, paths
+from metastore.txn.id_blocks import BLOCK_SECONDS
 from metastore.txn.listing import Row
 from metastore.txn.records.operations import decode_op
 from metastore.txn.states import TxnState
@@ -48,11 +52,11 @@ ROWS_PER_PAGE = 500
 PAGE_BYTES = 1 << 20
 """A page ends with the transaction whose records exceed this size, whether it is shown or not."""
 _SMALLEST_SLICE = 50
-_SKEW_MS = 60_000
-"""More than the clocks of two coordinators ever differ."""
-_PORTIONS = (4, 8, 16)
-"""The number of transactions that are read at once the first, the second and every later time. A portion
-is always read completely."""
+_SKEW_MS = 60_000 + BLOCK_SECONDS * 1_000
+"""More than the clocks of two coordinators ever differ, and the time for which a block of ids is used."""
+_ReadSlice = Callable[[str, int], Awaitable[list[Row]]]
+_Rows = AsyncGenerator[tuple[str, TransactionRecords | None]]
+"""The position behind each row, and its records, unless they were removed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,11 @@ class Filter:
             and (self.text is None or _contains(found, self.text.casefold()))
         )
 
-    def ends_at(self, row: Row, now_ms: int) -> bool:
-        """Whether nothing from this row on is wanted. Neither a deadline nor a decision is before the begin, except by
-        the difference of two clocks; so what follows a row of that time began even earlier."""
-        return self.newest and self.younger_than_ms is not None and row.at_ms < now_ms - self.younger_than_ms - _SKEW_MS
+    def ends_at(self, at_ms: int, now_ms: int) -> bool:
+        """Whether nothing is wanted from the row of this time on, where the latest are first. Neither a deadline nor a
+        decision is before the begin, except by the difference of two clocks; so what follows a row of that time began
+        even earlier, or has an id of a block that was in use then."""
+        return self.younger_than_ms is not None and at_ms < now_ms - self.younger_than_ms - _SKEW_MS
 
 
 class Listings:
@@ -111,43 +116,62 @@ class Listings:
         """Raises INVALID_ARGUMENT for a page token of another list, and for an order that it cannot have."""
         name, read_slice = self._range_of(wanted)
         after = paging.position_of(name, page_token)
+        rows = self._by_index(wanted, read_slice, after, limit) if read_slice else self._by_begin(wanted, after)
         now_ms = self.clock()
         items: list[TransactionHeader] = []
         examined = size = 0
-        while examined < ROWS_PER_PAGE:
-            # The first slice is enough unless most of it is left out. For each that is read backwards etcd sorts the
-            # whole range, so where rows are left out the first one has all of a page.
-            few = not examined and not (wanted.newest and wanted.leaves_out)
-            slice_size = max(_SMALLEST_SLICE, limit + 1 if few else ROWS_PER_PAGE - examined)
-            with self._metrics.index_query.time():
-                rows = await read_slice(after, slice_size)
-            examined += len(rows)
-            for portion in _portions(rows):
-                if wanted.ends_at(portion[0], now_ms):
-                    return TransactionPage(items=items)
-                for row, records in await self._read(portion):
+        async with aclosing(rows):
+            async for position, records in rows:
+                if records:
                     found = answers.describe_records(records)
                     admitted = wanted.admits(found, now_ms)
                     if (admitted and len(items) == limit) or size > PAGE_BYTES:
                         return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
                     if admitted:
                         items.append(found)
-                    after = row.position
                     size += records.size_bytes
-            if len(rows) < slice_size:
-                return TransactionPage(items=items)
-            after = rows[-1].position
-        return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
+                after = position
+                examined += 1
+                if examined == ROWS_PER_PAGE:
+                    return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
+        return TransactionPage(items=items)
 
-    def _range_of(self, wanted: Filter) -> tuple[str, Callable[[str, int], Awaitable[list[Row]]]]:
-        """The narrowest range that contains everything wanted: its name in page tokens, and how to read a slice of
-        it."""
+    async def _by_index(self, wanted: Filter, read_slice: _ReadSlice, after: str, limit: int) -> _Rows:
+        examined, now_ms = 0, self.clock()
+        while True:
+            # The first slice is enough unless most of it is left out. For each that is read backwards etcd sorts the
+            # whole range, so where rows are left out the first one has all of a page.
+            few = not examined and not (wanted.newest and wanted.leaves_out)
+            slice_size = max(_SMALLEST_SLICE, limit + 1 if few else ROWS_PER_PAGE - examined)
+            with self._metrics.index_query.time():
+                rows = await read_slice(after, slice_size)
+            for portion in _portions(rows):
+                if wanted.newest and wanted.ends_at(portion[0].at_ms, now_ms):
+                    return
+                found = await read_transactions(self.store, [row.txn_id for row in portion])
+                for row, records in zip(portion, found, strict=True):
+                    yield row.position, records
+            if len(rows) < slice_size:
+                return
+            examined += len(rows)
+            after = rows[-1].position
+
+    async def _by_begin(self, wanted: Filter, after: str) -> _Rows:
+        newest, now_ms = NewestFirst(self.store, after), self.clock()
+        while (taken := await newest.take()) and not wanted.ends_at(taken.header.created_ms, now_ms):
+            yield newest.position, taken
+
+    def _range_of(self, wanted: Filter) -> tuple[str, _ReadSlice | None]:
+        """The narrowest range that contains everything wanted: its name in page tokens, and how to read a slice of it,
+        unless it is that of `NewestFirst`."""
         store = self.store
         if wanted.newest:
             if wanted.segment is not None:
                 raise invalid_field("order", "is not for the transactions that write to a segment")
-            states = [TxnState(wanted.state)] if wanted.state is not None else [*TxnState]
-            return "newest " + ",".join(states), partial(self._latest_first, states)
+            if wanted.state is None:
+                return "newest", None
+            state = TxnState(wanted.state)
+            return f"latest {state}", partial(self._latest_first, state)
         if wanted.oldest:
             until_ms = self.clock() - (wanted.older_than_ms or 0)
             return "oldest", partial(self.ages.oldest_first, until_ms)
@@ -163,22 +187,17 @@ class Listings:
         name = f"decided {state}"
         return name, lambda after, limit: listing.decided_by_time(store, state, after=after, limit=limit)
 
-    async def _latest_first(self, states: Sequence[TxnState], after: str, limit: int) -> list[Row]:
-        now_ms, begins = self.clock(), not after and TxnState.OPEN in states
+    async def _latest_first(self, state: TxnState, after: str, limit: int) -> list[Row]:
+        now_ms, begins = self.clock(), not after and state is TxnState.OPEN
         hint = self._latest_open_ms.get(limit) if begins else None
         rows = await listing.latest_first(
-            self.store, states, now_ms=now_ms, latest_open_ms=hint, after=after, limit=limit
+            self.store, state, now_ms=now_ms, latest_open_ms=hint, after=after, limit=limit
         )
         if begins and len(rows) == limit and rows[-1].at_ms > now_ms:
             self._latest_open_ms[limit] = rows[-1].at_ms
         elif begins:
             self._latest_open_ms.pop(limit, None)
         return rows
-
-    async def _read(self, rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
-        """The rows whose header still exists, with the records as they are now."""
-        found = await read_transactions(self.store, [row.txn_id for row in rows])
-        return [(row, records) for row, records in zip(rows, found, strict=True) if records]
 
     async def operations(
         self, txn_id: TxnId, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
@@ -213,7 +232,7 @@ def _contains(found: TransactionHeader, text: str) -> bool:
 
 
 def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    rest, sizes = iter(rows), chain(_PORTIONS, repeat(_PORTIONS[-1]))
+    rest, sizes = iter(rows), chain(PORTIONS, repeat(PORTIONS[-1]))
     while portion := list(islice(rest, next(sizes))):
         yield portion
 

@@ -115,8 +115,8 @@ class TransactionRequests:
     ) -> Listing[TransactionHeader]:
         """The headers of the transactions that match the filters. `older_than_ms` and `younger_than_ms` are ages;
         `text` is looked for in ids, keys, owners, reasons and properties; `limit` is the size of a page, not of the
-        result. With `newest_first`, which excludes `segment`, open ones come
-        by their deadline and decided ones by their decision, the latest time first."""
+        result. With `newest_first`, which excludes `segment`, the latest begin
+        comes first, or with `state` the latest deadline of open ones and the latest decision of others."""
         params = {
             "state": state,
             "transaction_key": key,

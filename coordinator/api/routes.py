@@ -118,8 +118,8 @@ class TransactionQuery(PageQuery):
         Annotated[
             Literal["newest"],
             Field(
-                description="Open transactions by their deadline and decided ones by their decision, in one order with "
-                "the latest time first. Excludes `segment`."
+                description="The latest begin first; with `state`, the latest deadline of open ones or the latest "
+                "decision first. Excludes `segment`."
             ),
         ]
         | None

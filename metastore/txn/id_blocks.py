@@ -3,6 +3,9 @@
 Two processes may serve under one coordinator id, because their blocks come from the same record. A block that a process
 had not used up when it died is lost, and is never given out again.
 
+Nobody issues an id of a block that was leased long ago. So under one coordinator id the order of the ids is that of the
+begins, within the time that a block is used, even if several processes serve under it.
+
 A store that was restored from a backup does give out blocks again, while processes that survived the restore may still
 use them. A process that then finds an id in use discards the whole block.
 """
@@ -23,6 +26,8 @@ from metatxn.wire.ids import TxnId
 
 BLOCK_SIZE = 10_000
 """Enough for ten of the largest batches. All requests wait while a block is leased."""
+BLOCK_SECONDS = 60
+"""The time for which a block is used."""
 _LEASE_ATTEMPTS = 3
 _MOST_BLOCKS = 1_000
 """One caller waits for no more blocks than these: other waiting callers may be faster at the ids of every new block."""
@@ -31,14 +36,23 @@ log = structlog.get_logger()
 
 
 class IdBlocks:
-    """The ids of one coordinator, strictly increasing within this process as long as its coordinator id is the same."""
+    """The ids of one coordinator, strictly increasing within this process as long as its coordinator id is the same. A
+    block is used for `block_seconds` and has `block_size` ids; the rest of it is lost."""
 
-    def __init__(self, store: MetadataStore, coordinator_id: int, block_size: int = BLOCK_SIZE) -> None:
-        assert block_size > 0
+    def __init__(
+        self,
+        store: MetadataStore,
+        coordinator_id: int,
+        block_size: int = BLOCK_SIZE,
+        block_seconds: float = BLOCK_SECONDS,
+    ) -> None:
+        assert block_size > 0 and block_seconds >= 0
         TxnId(coordinator_id, 1)  # Asserts the range of the id.
         self._store = store
         self._coordinator_id = coordinator_id
         self._block_size = block_size
+        self._block_seconds = block_seconds
+        self._leased_at = 0.0
         self._block = range(0)
         self._free: Iterator[int] = iter(self._block)
         self._lease: asyncio.Task[None] | None = None
@@ -60,6 +74,8 @@ class IdBlocks:
         Callers that find the block empty at the same time wait for one lease together.
         """
         taken: list[TxnId] = []
+        if self._block and asyncio.get_running_loop().time() - self._leased_at > self._block_seconds:
+            self._take_from(range(0))
         for _ in range(_MOST_BLOCKS):
             taken += (TxnId(self._coordinator_id, sequence) for sequence in islice(self._free, count - len(taken)))
             if len(taken) == count:
@@ -87,7 +103,7 @@ class IdBlocks:
 
     async def _lease_block(self) -> None:
         for _ in range(_LEASE_ATTEMPTS):
-            coordinator_id = self._coordinator_id
+            coordinator_id, began_at = self._coordinator_id, asyncio.get_running_loop().time()
             try:
                 first = 1 + await first_number(self._store, IDS_PER_MS)
                 key = paths.id_sequence(coordinator_id)
@@ -96,6 +112,7 @@ class IdBlocks:
                 continue  # Perhaps a block is wasted, but no id of it was given out.
             if coordinator_id == self._coordinator_id:
                 self._take_from(block)
+                self._leased_at = began_at
                 return
         # Nothing was begun, so for the waiting callers this is definite.
         raise StoreUnavailable("the store did not answer when a block of transaction ids was leased")

@@ -6,7 +6,7 @@ order; fewer than `limit` rows mean that the range has ended. A position is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass
 
 from metastore.api import MetadataStore
@@ -18,6 +18,7 @@ from metatxn.wire.ids import TxnId
 
 _OPERATIONS_PER_JUMP = 20
 WINDOWS_MS = (10_000, 600_000)
+_FEWEST_IDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +59,46 @@ async def by_id(store: MetadataStore, *, after: str = "", limit: int) -> list[Ro
 
 async def latest_first(
     store: MetadataStore,
-    states: Sequence[TxnState],
+    state: TxnState,
     *,
     now_ms: int,
     latest_open_ms: int | None = None,
     after: str = "",
     limit: int,
 ) -> list[Row]:
-    """Transactions in these states, the latest time first: of an open one its deadline, of others the decision. So the
-    open ones come first, but for those whose deadline has passed.
+    """Transactions in one state, the latest time first: of open ones the deadline, of others the decision.
 
     `now_ms` only saves work, and so does `latest_open_ms`, a deadline at or behind which there may be enough open ones.
-
-    A position is `<ms20>/<txnId>` in all of the indexes, so one position says where to continue in each of them.
     """
-    rows: list[Row] = []
-    for state in states:
-        if state is TxnState.OPEN:
-            rows += await _rows_before(store, paths.DEADLINE_INDEX, after, limit, latest_open_ms)
-        else:
-            rows += await _rows_before(store, f"{paths.FINAL_STATE_INDEX}{state}/", after, limit, now_ms)
-    return sorted(rows, key=lambda row: row.position, reverse=True)[:limit]
+    if state is TxnState.OPEN:
+        return await _rows_before(store, paths.DEADLINE_INDEX, after, limit, latest_open_ms)
+    return await _rows_before(store, f"{paths.FINAL_STATE_INDEX}{state}/", after, limit, now_ms)
+
+
+async def next_ids(store: MetadataStore, *, above: int = -1, limit: int) -> list[TxnId]:
+    """For each coordinator id above `above` the lowest id that it has not leased yet, in their order."""
+    found = await store.range(paths.id_sequence(above + 1), prefix_end(paths.ID_SEQUENCES), limit=limit)
+    return [paths.next_id(record.key, record.value) for record in found.records]
+
+
+async def before_id(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[TxnId]:
+    """The transactions of the same coordinator id whose ids are lower, the highest one first; fewer than `limit` are
+    all.
+
+    Between two ids there may be thousands that are not in use, and etcd sorts all rows that it reads backwards. So this
+    looks at more and more ids, unless there are only a few transactions.
+    """
+    end = paths.header(txn_id)
+    for width in (_FEWEST_IDS << 2 * step for step in itertools.count()):
+        start = paths.header(TxnId(txn_id.coordinator, max(0, txn_id.sequence - width)))
+        found = await store.range(start, end, limit=limit, keys_only=True, reverse=True)
+        if len(found.records) == limit or width >= txn_id.sequence:
+            break
+        if width == _FEWEST_IDS:
+            few = await store.range(paths.header(TxnId(txn_id.coordinator, 0)), end, limit=limit, keys_only=True)
+            if not few.more:
+                return [paths.txn_id_of_header(record.key) for record in reversed(few.records)]
+    return [paths.txn_id_of_header(record.key) for record in found.records]
 
 
 async def writing_to_segment(store: MetadataStore, segment: str, *, after: str = "", limit: int) -> list[Row]:

@@ -226,6 +226,11 @@ def id_sequence(coordinator: int) -> str:
     return f"{ID_SEQUENCES}{number(coordinator)}"
 
 
+def next_id(key: str, value: bytes) -> TxnId:
+    """The lowest id that is not leased yet, as this record of `id_sequence` tells it."""
+    return TxnId(int(key.removeprefix(ID_SEQUENCES)), int(value))
+
+
 def deadline_entry(deadline_ms: int, txn_id: TxnId) -> str:
     return f"{DEADLINE_INDEX}{number(deadline_ms)}/{txn_id}"
 

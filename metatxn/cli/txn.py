@@ -256,8 +256,8 @@ def list_(
     ] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """List transactions: first the open ones, with the latest deadline first, then the others, with the latest decision
-    first. Those that write to a segment are listed by their ids."""
+    """List transactions, the latest begin first. With `--state open` they are listed by their deadline, with another
+    state by their decision, the latest first, and with `--segment` by their ids."""
     if older_than is not None:
         if older_than_ms is not None:
             raise CliError("--older-than: --older-than-ms says the same. Give one of them.")

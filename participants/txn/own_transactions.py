@@ -22,6 +22,8 @@ from participants.txn.refusals import refusal
 COORDINATOR = 0
 """Of the ids that brokers issue."""
 IDS_AT_ONCE = 100
+IDS_FOR_SECONDS = 1
+"""Others issue ids under the same coordinator id, in whose order transactions are listed."""
 TIMEOUT_MS = 30_000
 
 
@@ -31,7 +33,7 @@ class OwnTransactions:
         self._store = store
         self._clock = clock
         self._owner = owner
-        self._ids = IdBlocks(store, COORDINATOR, IDS_AT_ONCE)
+        self._ids = IdBlocks(store, COORDINATOR, IDS_AT_ONCE, IDS_FOR_SECONDS)
 
     async def begin(self, purpose: str) -> TxnId:
         """Begin a transaction; `purpose` is shown to operators. Raises the store's errors.

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from metastore.errors import StoreUnavailable
-from metastore.txn.id_blocks import BLOCK_SIZE, IdBlocks
+from metastore.txn.id_blocks import BLOCK_SECONDS, BLOCK_SIZE, IdBlocks
 from metatxn.wire.ids import TxnId
 from tests.coordinator.stores import Fault, FaultyStore
 
@@ -49,3 +49,23 @@ async def test_a_caller_that_goes_away_takes_no_block_with_it(store: FaultyStore
     await asyncio.sleep(0)
     impatient.cancel()
     assert await patient == TxnId(0, 1)
+
+
+async def test_a_block_is_used_for_its_time_only(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a process that begins few transactions does not give out low ids for long while others lease later
+    blocks under the same coordinator id: lists show transactions in the order of the ids."""
+    loop = asyncio.get_running_loop()
+    ahead = 0.0
+    of_loop = loop.time
+    monkeypatch.setattr(loop, "time", lambda: of_loop() + ahead)
+    slow, fast = IdBlocks(store, 0, block_size=10), IdBlocks(store, 0, block_size=10)
+    assert (await slow.next()).sequence == 1 and (await fast.next()).sequence == 11
+    ahead = BLOCK_SECONDS - 1
+    assert (await slow.next()).sequence == 2
+    ahead = BLOCK_SECONDS + 1
+    assert await slow.take(12) == [TxnId(0, number) for number in (*range(21, 31), 31, 32)]
+    at_once = IdBlocks(store, 0, block_size=10, block_seconds=0)
+    ahead += 0.1
+    assert (await at_once.next()).sequence == 41, "a lease that takes longer than that is of use, too"
+    ahead += 0.1
+    assert (await at_once.next()).sequence == 51

@@ -18,7 +18,7 @@ from metastore.txn import listing, paths
 from metastore.txn.listing import Row
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.states import TxnState
-from metastore.txn.store import TransactionRecords, put_write_op
+from metastore.txn.store import TransactionRecords, put_write_op, read_transactions
 from metastore.types import RangeResult
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
 from metatxn.wire.errors import ErrorCode
@@ -118,10 +118,9 @@ async def test_slow_transactions(listings: Listings, population: dict[str, list[
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 12, 100])
 async def test_the_newest_first(listings: Listings, population: dict[str, list[str]], limit: int) -> None:
-    """Open ones by their deadline, which here is that of their begin, then the others by their decision. The states are
-    in one order, whatever the size of a page."""
-    decided = [each for pair in zip(population["COMMITTED"], population["ABORTED"], strict=True) for each in pair]
-    newest = population["OPEN"][::-1] + decided[::-1]
+    """By their begin, whatever the state; those of a state by their deadline, which here is that of their begin, or by
+    their decision."""
+    newest = [each for three in zip(*population.values(), strict=True) for each in three][::-1]
     assert await ids(listings, limit, newest=True) == newest
     for state in ("OPEN", "COMMITTED", "ABORTED"):
         assert await ids(listings, limit, newest=True, state=state) == population[state][::-1]
@@ -177,13 +176,12 @@ async def test_young_transactions(
     monkeypatch.setattr(module, "_SKEW_MS", 0)
     assert await ids(listings, newest=True, younger_than_ms=100) == population["ABORTED"][-1:]
     read: list[int] = []
-    of_rows = listings._read
 
-    async def counted(rows: Sequence[Row]) -> list[tuple[Row, TransactionRecords]]:
-        read.append(len(rows))
-        return await of_rows(rows)
+    async def counted(store: MetadataStore, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
+        read.append(len(txn_ids))
+        return await read_transactions(store, txn_ids)
 
-    monkeypatch.setattr(listings, "_read", counted)
+    monkeypatch.setattr(module, "read_transactions", counted)
     clock.now_ms += 10_000_000
     assert await ids(listings, newest=True, younger_than_ms=0, state="COMMITTED") == [] and read == []
 
@@ -245,9 +243,9 @@ async def test_a_page_reads_the_index_once(
     limits = []
     read = listing.latest_first
 
-    async def counted(store: MetadataStore, states: Sequence[TxnState], *, limit: int, **options: Any) -> list[Row]:
+    async def counted(store: MetadataStore, state: TxnState, *, limit: int, **options: Any) -> list[Row]:
         limits.append(limit)
-        return await read(store, states, limit=limit, **options)
+        return await read(store, state, limit=limit, **options)
 
     monkeypatch.setattr(module, "ROWS_PER_PAGE", 200)
     monkeypatch.setattr(listing, "latest_first", counted)
@@ -278,12 +276,12 @@ async def test_what_was_decided_last_is_found_without_what_was_decided_before(
     for now_ms in (clock(), clock() - 10**6, clock() + 10**9):
         seen: list[int] = []
         after = ""
-        while rows := await listing.latest_first(store, [TxnState.COMMITTED], now_ms=now_ms, after=after, limit=10):
+        while rows := await listing.latest_first(store, TxnState.COMMITTED, now_ms=now_ms, after=after, limit=10):
             seen += [row.at_ms for row in rows]
             after = rows[-1].position
         assert seen == times
     covered.clear()
-    await listing.latest_first(store, [TxnState.COMMITTED], now_ms=clock(), limit=10)
+    await listing.latest_first(store, TxnState.COMMITTED, now_ms=clock(), limit=10)
     assert covered == most
 
 

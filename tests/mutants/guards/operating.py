@@ -6,6 +6,8 @@ from tests.mutants.mutant import Edit, Mutant
 
 _CONSENT = "metatxn/cli/consent.py"
 _TEST_CONSENT = "tests/metatxn/test_cli_consent.py"
+_NEWEST = "coordinator/newest.py"
+_NEWEST_TESTS = "tests/coordinator/test_newest.py"
 _AUDITED = "metatxn/service/audited.py"
 _TEST_AUDIT = "tests/service/test_audit.py"
 
@@ -73,19 +75,51 @@ OPERATING = (
         tests=("tests/metatxn/test_cli_doctor.py::test_storages_without_a_broker_and_their_directories",),
     ),
     Mutant(
-        "newest-skips-states",
-        "the newest transactions are in one order, whatever their state",
+        "newest-by-coordinator",
+        "the newest transactions are in one order, whichever coordinator they began at",
+        _NEWEST,
+        "return max(reading, key=lambda stream: stream.latest).take()",
+        "return reading[-1].take()",
+        tests=(f"{_NEWEST_TESTS}::test_every_transaction_is_there_once_in_the_order_of_the_begins",),
+    ),
+    Mutant(
+        "further-coordinators-left-out",
+        "behind the coordinator ids that are merged come the others, also on a later page",
+        _NEWEST,
+        "if number == last or not stream.ended)",
+        "if not stream.ended)",
+        tests=(f"{_NEWEST_TESTS}::test_of_many_coordinator_ids_a_bounded_number_is_merged",),
+    ),
+    Mutant(
+        "newest-of-one-window",
+        "however far the ids of two transactions are apart, both are found",
         "metastore/txn/listing.py",
-        "return sorted(rows, key=lambda row: row.position, reverse=True)[:limit]",
-        "return rows[:limit]",
-        tests=("tests/coordinator/test_listings.py::test_the_newest_first",),
+        "if len(found.records) == limit or width >= txn_id.sequence:",
+        "if found.records or width >= txn_id.sequence:",
+        tests=(f"{_NEWEST_TESTS}::test_every_transaction_is_there_once_in_the_order_of_the_begins",),
+    ),
+    Mutant(
+        "newest-sorts-everything",
+        "a page of the newest transactions does not make the store sort all of them",
+        "metastore/txn/listing.py",
+        "_FEWEST_IDS << 2 * step for",
+        "_FEWEST_IDS << 112 * step for",
+        tests=(f"{_NEWEST_TESTS}::test_few_rows_are_read_for_a_slice",),
+    ),
+    Mutant(
+        "blocks-of-ids-for-ever",
+        "the order of the ids under one coordinator id is that of the begins, to within a minute",
+        "metastore/txn/id_blocks.py",
+        "self._leased_at > self._block_seconds:",
+        "self._leased_at > 1_000 * self._block_seconds:",
+        tests=("tests/coordinator/test_id_blocks.py::test_a_block_is_used_for_its_time_only",),
     ),
     Mutant(
         "young-ones-left-out",
         "the newest order ends only behind what can be young enough",
         "coordinator/listings.py",
-        "row.at_ms < now_ms - self.younger_than_ms - _SKEW_MS",
-        "row.at_ms < now_ms - _SKEW_MS",
+        "at_ms < now_ms - self.younger_than_ms - _SKEW_MS",
+        "at_ms < now_ms - _SKEW_MS",
         tests=("tests/coordinator/test_listings.py::test_young_transactions",),
     ),
     Mutant(
