@@ -2,7 +2,8 @@
 
     1  read the revision, and copy the ledgers as far as they go, which may take long
     2  read all records of the store, at one revision: that of the backup
-    3  copy what these name and is not copied yet
+    3  wait until brokers have cleaned up after what was committed by then, and copy what the records name and is not
+       copied yet
     4  look whether it is still true: nothing was collected that was decided after step 1, and no ledger was replaced
     5  write what the backup has; it counts from then on
 
@@ -19,6 +20,7 @@ from itertools import count
 import structlog
 
 from metastore.api import MetadataStore
+from metastore.background import Backoff
 from metastore.check import EVERYTHING, dump
 from metastore.clock import Clock
 from metastore.errors import StoreTooNew, StoreWentBack
@@ -26,10 +28,12 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records.processes import Incarnation, VersionRecord
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
-from metastore.txn.records.transactions import GcHorizon
+from metastore.txn.records.transactions import GcHorizon, Header
+from metastore.txn.states import TxnState
 from metastore.types import RangeResult, Record
 from metastore.versions import FIRST, SPEAKS, too_new
 from metatxn.wire.frames import FrameError, check_crcs
+from metatxn.wire.ids import TxnId
 from participants.backup.manifest import Chunk, LedgerCopy, Manifest, RecordPage, sum_of
 from participants.backup.place import BackupPlace, NoSuchBackup
 from participants.backup.records import pages
@@ -40,7 +44,10 @@ CHUNK_BYTES = 8 << 20
 _AT_ONCE = 4
 """So many ledgers are copied at the same time."""
 _ATTEMPTS = 5
+WAIT_SECONDS = 30
+"""A broker that has not cleaned up after a committed transaction by then does not run, or cannot open the segment."""
 _READS = 3
+_SHOWN = 3
 
 Key = tuple[str, str, int]
 """A ledger, by its storage, segment and number."""
@@ -92,6 +99,7 @@ class BackupTaker:
             before = await self._store.current_revision()
             known |= await self._copied_so_far(known)
             found = await self._store.range(EVERYTHING, prefix_end(EVERYTHING))
+            await self._until_drained(found.records)
             try:
                 ledgers = await self._named_by(found, known, before)
             except _AgainError as why:
@@ -127,6 +135,21 @@ class BackupTaker:
     async def _segments(self) -> AsyncIterator[tuple[str, SegmentRecord]]:
         async for record in dump(self._store, paths.SEGMENTS):
             yield _segment(record)
+
+    async def _until_drained(self, records: Sequence[Record]) -> None:
+        """Wait until no append is under way any more that belongs to a transaction which these records commit: brokers
+        delete its operations on a segment only behind that (§5.5)."""
+        left = _not_cleaned_up(records)
+        backoff, time = Backoff(), asyncio.get_running_loop().time
+        until = time() + WAIT_SECONDS
+        while left:
+            found = await self._store.get_each(left)
+            left = [key for key in left if found[key] is not None]
+            if left and time() > until:
+                log.warning("the backup does not wait longer for brokers to clean up", operations=left[:_SHOWN])
+                return
+            if left:
+                await backoff.pause()
 
     async def _named_by(self, found: RangeResult, seen: Mapping[Key, LedgerCopy], before: int) -> list[LedgerCopy]:
         """The ledgers of the records, of which `seen` was there before they were read. Raises `_AgainError` if what
@@ -280,6 +303,24 @@ def _segment(record: Record) -> tuple[str, SegmentRecord]:
 
 def _ledgers(segments: Iterable[tuple[str, SegmentRecord]]) -> list[tuple[str, LedgerRecord]]:
     return [(segment, ledger) for segment, record in segments if record.state != "deleted" for ledger in record.ledgers]
+
+
+def _not_cleaned_up(records: Sequence[Record]) -> list[str]:
+    """The write operations of committed transactions on segments that have an open ledger."""
+    named = [_segment(record) for record in records if record.key.startswith(paths.SEGMENTS)]
+    growing = {segment for segment, ledger in _ledgers(named) if ledger.entries is None}
+    headers = {record.key: record.value for record in records if record.key.startswith(paths.HEADERS)}
+
+    def is_committed(txn_id: TxnId) -> bool:
+        header = headers.get(paths.header(txn_id))
+        return header is not None and Header.decode(header).state is TxnState.COMMITTED
+
+    writes = (record.key for record in records if record.key.startswith(paths.OPS) and paths.write_entry(record.key))
+    return [
+        key
+        for key in writes
+        if paths.participant_of_op(key)[0] in growing and is_committed(TxnId.parse(paths.op_key_parts(key)[0]))
+    ]
 
 
 def _key(copy: LedgerCopy) -> Key:

@@ -13,6 +13,22 @@ _RESTORES = "tests/participants/backup/test_restoring.py"
 
 BACKUPS = (
     Mutant(
+        "backup-without-appends-under-way",
+        "what is under way when its transaction is committed is in the backup",
+        _TAKING,
+        "            await self._until_drained(found.records)\n",
+        "",
+        tests=(f"{_CUT}::test_an_append_that_its_transaction_has_not_waited_for_is_waited_for",),
+    ),
+    Mutant(
+        "backup-waits-for-ever",
+        "a segment that nobody serves can be backed up",
+        _TAKING,
+        "if left and time() > until:",
+        "if left and time() < 0:",
+        tests=(f"{_CUT}::test_what_was_decided_and_not_carried_out_is_carried_out",),
+    ),
+    Mutant(
         "backup-keeps-what-began-later",
         "nothing of a transaction that began after the revision is in a backup",
         "participants/backup/cut.py",

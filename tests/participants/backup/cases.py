@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from metastore.check import EVERYTHING, StoreCheck
 from metastore.txn import paths
 from metastore.txn.records.processes import Incarnation
 from metastore.txn.records.topics import TopicRecord
-from metastore.types import RangeResult
+from metastore.types import RangeResult, Record
 from participants.backup import verifying
 from participants.backup.manifest import Manifest
 from participants.backup.place import BackupPlace
@@ -32,11 +32,23 @@ Then = Callable[[], Awaitable[None]]
 
 
 class CutStore(WrappedStore):
-    """Something happens before the records are read, and after it."""
+    """Something happens before the records are read, after it, and each time the backup waits for brokers."""
 
-    def __init__(self, inner: MetadataStore, before: Then | None = None, after: Then | None = None) -> None:
+    def __init__(
+        self,
+        inner: MetadataStore,
+        before: Then | None = None,
+        after: Then | None = None,
+        waiting: Then | None = None,
+    ) -> None:
         super().__init__(inner)
-        self.before, self.after = before, after
+        self.before, self.after, self.waiting = before, after, waiting
+
+    async def get_each(self, wanted: Iterable[str]) -> dict[str, Record | None]:
+        found = await super().get_each(wanted)
+        if self.waiting is not None:
+            await self.waiting()
+        return found
 
     async def range(self, start: str, end: str, **options: Any) -> RangeResult:
         whole = start == EVERYTHING and not options
@@ -70,9 +82,13 @@ class BackupCase:
         return await self.node.open()
 
     async def take(
-        self, before: Then | None = None, after: Then | None = None, storages: Sequence[LedgerStorage] = ()
+        self,
+        before: Then | None = None,
+        after: Then | None = None,
+        waiting: Then | None = None,
+        storages: Sequence[LedgerStorage] = (),
     ) -> Manifest:
-        store = CutStore(self.world.store.inner, before, after)
+        store = CutStore(self.world.store.inner, before, after, waiting)
         return await BackupTaker(store, storages or [self.node.storage], self.place, self.world.now_ms, "0.3.0").take()
 
     async def problems(self, manifest: Manifest) -> list[str]:

@@ -14,6 +14,7 @@ from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire.errors import InvalidArgument
 from metatxn.wire.position import Position
+from participants.backup import taking
 from participants.backup.taking import BackupOvertaken
 from participants.segment.trimming import trim
 from tests.participants.backup.cases import BackupCase
@@ -25,6 +26,7 @@ from tests.participants.segment.world import (
     entry,
     materialized,
     publish,
+    sending,
     snapshot,
     uncommitted,
 )
@@ -93,7 +95,11 @@ async def test_a_prepared_transaction_waits_for_its_external_coordinator(case: B
     assert await committed(restored) == ["a"]
 
 
-async def test_what_was_decided_and_not_carried_out_is_carried_out(case: BackupCase) -> None:
+async def test_what_was_decided_and_not_carried_out_is_carried_out(
+    case: BackupCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backup does not wait for ever until a broker has cleaned up."""
+    monkeypatch.setattr(taking, "WAIT_SECONDS", 0.1)
     world, segment = case.world, await case.begin()
     done, undone = await world.begin(), await world.begin()
     await publish(segment, "committed", done)
@@ -104,6 +110,30 @@ async def test_what_was_decided_and_not_carried_out_is_carried_out(case: BackupC
     manifest = await case.take()
     await case.restore(manifest)
     assert await committed(await case.served()) == ["committed"]
+
+
+async def test_an_append_that_its_transaction_has_not_waited_for_is_waited_for(case: BackupCase) -> None:
+    """A program may commit while a publish is under way, which is then in the transaction if it had begun (§5.5). Its
+    answer is that it is there, so it must be there at every revision from the commit on."""
+    world, segment = case.world, await case.begin()
+    txn, undone = await world.begin(), await world.begin()
+    await publish(segment, "undone", undone)
+    case.node.device.hold()
+    sent = sending(segment, "begun", txn)
+    await case.node.device.held()
+    await world.commit(txn)
+    waited = []
+
+    async def waiting() -> None:
+        case.node.device.go()
+        waited.append(await world.operations(txn))
+
+    manifest = await case.take(waiting=waiting)
+    case.node.device.go()
+    await sent
+    assert waited[0] and waited[-1] == [] and await world.operations(undone), "only for what was committed"
+    await case.restore(manifest)
+    assert await committed(await case.served()) == ["begun"]
 
 
 async def test_the_backup_begins_again_when_something_was_collected_meanwhile(case: BackupCase) -> None:
