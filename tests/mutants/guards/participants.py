@@ -154,6 +154,16 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "unknown-segment-is-silent",
+        "a broker with ledgers of a segment that the store does not know is not ready",
+        "participants/broker/broker.py",
+        "missing = dict.fromkeys(self._unknown, NOT_IN_STORE)",
+        "missing: dict[str, str] = {}",
+        tests=(
+            "tests/participants/broker/test_broker.py::test_ledgers_of_a_segment_that_the_store_does_not_know_are_told",
+        ),
+    ),
+    Mutant(
         "claimed-with-an-old-generation",
         "a new owner's generation is above every ledger's number",
         _OPENING,

@@ -16,6 +16,8 @@ from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.processes import ProcessRecord
 from metastore.versions import SPEAKS
+from participants.broker.broker import NOT_IN_STORE
+from participants.ledger.directories import segment_directory
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageLocked
 from participants.ledger.watermark import Space
@@ -74,6 +76,28 @@ async def test_a_disk_above_the_watermark_is_shown_and_the_broker_is_ready(world
         answer = await http.get("/readyz")
         assert answer.status_code == 200 and "9 of 10 bytes" in answer.json()["warnings"]["storage"]
     await service.stop()
+
+
+async def test_it_is_not_ready_with_ledgers_of_a_segment_that_the_store_does_not_know(
+    world: World, tmp_path: Path
+) -> None:
+    """Other topics are served meanwhile."""
+    service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
+        answer = await http.post("/v1/topics", json=TOPIC)
+        assert (await http.post("/v1/topics/t/messages", json={"messages": [{"value": 1}]})).status_code == 200
+    await service.stop()
+    (unknown,) = (segment["segment"] for segment in answer.json()["segments"])
+    await world.forget(unknown)
+    again = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
+    await again.start()
+    async with httpx.AsyncClient(base_url=again.url, timeout=60) as http:
+        answer = await http.get("/readyz")
+        assert answer.status_code == 503 and answer.json()["waiting_for"] == {segment_directory(unknown): NOT_IN_STORE}
+        assert (await http.post("/v1/topics", json={"name": "other"})).status_code == 201
+        assert (await http.post("/v1/topics/other/messages", json={"messages": [{"value": 1}]})).status_code == 200
+    await again.stop()
 
 
 async def test_it_stops_although_the_store_is_away_and_frees_the_directory(world: World, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from metastore.txn import paths
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Entry, PayloadKind
-from participants.broker.broker import Broker
+from participants.broker.broker import NOT_IN_STORE, Broker
+from participants.ledger.directories import segment_directory
 from participants.segment.recovery import open_segment
 from participants.segment.segment import Segment
 from tests.participants.broker.process import URL, BrokerProcess
@@ -176,6 +177,24 @@ async def test_77_a_missing_ledger_is_told_and_healed_when_it_is_back(process: B
     assert code(error) == ErrorCode.STORE_UNAVAILABLE and "does not exist in this storage" in error.value.detail
     shutil.copytree(aside, ledgers, dirs_exist_ok=True)
     assert await committed(await served(again.broker, name)) == ["x"]
+    await again.stop()
+
+
+async def test_ledgers_of_a_segment_that_the_store_does_not_know_are_told(process: BrokerProcess, world: World) -> None:
+    """The store may have been restored. So they stay, and `store recover` can set them aside."""
+    (unknown,) = await process.create("t")
+    await process.create("deleted")
+    await publish(await process.broker.segment(unknown), "x")
+    assert (await process.http.delete("/v1/topics/deleted")).status_code == 204
+    await process.stop()
+    await world.forget(unknown)
+    again = await process.again()
+    assert again.broker.not_ready == {segment_directory(unknown): NOT_IN_STORE} and not again.broker.served
+    await again.broker.reconcile()
+    assert len(again.device.ledgers()) == 1
+    with pytest.raises(errors.MetatxnError) as error:
+        await again.broker.segment(unknown)
+    assert code(error) == ErrorCode.NOT_FOUND
     await again.stop()
 
 

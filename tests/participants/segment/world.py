@@ -210,6 +210,11 @@ class World:
         await self.store.apply(self.store.batch().put(paths.GC_HORIZON, horizon.encode()))
         await self.store.apply(self.store.batch().remove(record))
 
+    async def forget(self, segment_id: str) -> None:
+        """What a restore does to a segment and its topic when the backup is older."""
+        for key in (paths.segment(segment_id), paths.segment_owner(segment_id), paths.topic("public/default/t")):
+            await self.store.inner.apply(self.store.inner.batch().delete(key))
+
     # -- looking -----------------------------------------------------------------------------------------------
 
     async def operations(self, txn_id: TxnId) -> list[str]:
