@@ -221,4 +221,12 @@ METASTORE = (
         "pass",
         tests=("tests/coordinator/test_store_checks.py::test_the_steps_are_together_the_whole_check",),
     ),
+    Mutant(
+        "sqlite-commit-fails-in-another-way",
+        "a commit that fails with what is no error of SQLite is settled, too",
+        _SQLITE,
+        "except BaseException as error:  # noqa: BLE001 - the verdicts stand already",
+        "except sqlite3.Error as error:  # noqa: BLE001 - the verdicts stand already",
+        tests=("tests/metastore/sqlite/test_every_step.py",),
+    ),
 )
