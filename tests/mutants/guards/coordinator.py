@@ -315,4 +315,12 @@ COORDINATOR = (
             "tests/coordinator/test_batches.py::test_a_lost_reply_of_many_ends_is_not_called_off_by_the_reads_behind_it",
         ),
     ),
+    Mutant(
+        "coordinator-id-of-another",
+        "a coordinator takes an id that no other one has announced",
+        "coordinator/presence.py",
+        "next((number for number in range(COORDINATORS) if number not in taken), 0)",
+        "0",
+        tests=("tests/coordinator/test_coordinator_ids.py::test_each_has_the_lowest_that_is_free",),
+    ),
 )
