@@ -433,4 +433,20 @@ CLIENT = (
             "::test_a_consumer_moves_its_subscription_and_forgets_what_it_has_fetched",
         ),
     ),
+    Mutant(
+        "reader-reads-to-the-end",
+        "a reader that begins at the end asks for it, and reads nothing",
+        "metatxn/reader.py",
+        '            self.token = (await self._read(None, 0, start="latest")).next\n',
+        "            while await self.page():\n                self.token = self._next\n",
+        tests=("tests/metatxn/test_virtual_time.py::test_a_reader_finds_the_end_with_one_request",),
+    ),
+    Mutant(
+        "columns-are-named-for-each-column",
+        "a table of ten thousand columns is read without a look at all names for each of them",
+        "metatxn/wire/columns.py",
+        "_cast_column(written.get(field.name), field,",
+        "_cast_column(dict(zip(table.column_names, table.columns, strict=True)).get(field.name), field,",
+        tests=("tests/metatxn/test_columns.py::test_ten_thousand_columns",),
+    ),
 )
