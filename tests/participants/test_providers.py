@@ -15,6 +15,7 @@ import pytest
 import metatxn
 from coordinator.service import CoordinatorService
 from metastore.urls import open_store
+from metatxn.wire.position import Position
 from participants.broker.providers import Providers
 from participants.service import BrokerService
 from participants.subscription.memory_pending_acks import MemoryPendingAcks
@@ -79,12 +80,10 @@ async def test_each_namespace_has_its_own_and_both_serve(tmp_path: Path) -> None
 
 def test_all_others_have_what_is_chosen_for_them() -> None:
     providers = Providers.load({"*": "plain", "shop/orders": "memory"}, {})
-    chosen = {
-        name: type(providers.pending_ack_store(f"segment://{name}/t/0000-ffff-0", "s"))
-        for name in ("shop/orders", "shop/other")
-    }
-    assert set(chosen.values()) == {MemoryPendingAcks}
-    assert providers.buffers.keys() == {"*", "shop/orders"}
+    segments = [f"segment://{name}/t/0000-ffff-0" for name in ("shop/orders", "shop/other")]
+    buffers = [type(providers.transaction_buffer(segment, Position(1, 0))) for segment in segments]
+    assert buffers == [MemoryTransactionBuffer, PlainBuffer]
+    assert {type(providers.pending_ack_store(segment, "s")) for segment in segments} == {MemoryPendingAcks}
 
 
 def test_what_is_not_installed_is_named_beside_what_is() -> None:

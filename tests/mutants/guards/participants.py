@@ -811,4 +811,37 @@ PARTICIPANTS = (
         "",
         tests=("tests/participants/api/test_subscription_rights.py",),
     ),
+    Mutant(
+        "namespace-has-the-built-in-one",
+        "a namespace has the transaction buffer and the pending-ack store that were chosen for it",
+        "participants/broker/providers.py",
+        "by_namespace.get(namespace, by_namespace.get(ALL_OTHERS, built_in))",
+        "built_in",
+        tests=("tests/participants/test_providers.py",),
+    ),
+    Mutant(
+        "all-others-have-the-built-in-one",
+        "the namespaces that are not named have what was chosen for all others",
+        "participants/broker/providers.py",
+        "by_namespace.get(ALL_OTHERS, built_in)",
+        "built_in",
+        tests=("tests/participants/test_providers.py::test_all_others_have_what_is_chosen_for_them",),
+    ),
+    Mutant(
+        "trim-reads-outcomes-for-each-slice",
+        "a trim reads the outcomes once, however many applies delete them",
+        "participants/segment/trimming.py",
+        "    for some in outcomes[1:]:\n",
+        "    for some in outcomes[1:]:\n        await _outcomes(segment, store, up_to)\n",
+        tests=(f"{_TEST_TRIMMING}::test_more_outcomes_than_one_apply_holds_are_pruned_in_slices",),
+    ),
+    Mutant(
+        "end-is-found-by-reading",
+        "`start=latest` reads nothing of what is before the end",
+        "participants/topic/messages.py",
+        "                places = await self._ends(segments, isolation, revision)\n",
+        "                while (await self._collect(segments, places, limit, max_bytes, isolation, revision))[0]:\n"
+        "                    pass\n",
+        tests=("tests/participants/broker/test_latest.py::test_the_end_is_where_reading_through_comes_to",),
+    ),
 )
