@@ -285,6 +285,16 @@ CLIENT = (
         tests=("tests/metatxn/test_sealed_segments.py::test_split_under_a_producer",),
     ),
     Mutant(
+        "writers-are-not-routed-anew",
+        "writers go on while segments are split and merged",
+        _DELIVERY,
+        "            return await self._strand(lane, error)\n",
+        "            return error\n",
+        tests=(
+            "tests/metatxn/test_live_layout.py::test_89_91_118_writers_go_on_while_segments_are_split_and_merged[sqlite-0]",
+        ),
+    ),
+    Mutant(
         "overtaken-on-the-way-to-a-child",
         "nothing is routed anew before what was sent earlier has its answer",
         _DELIVERY,
