@@ -142,6 +142,7 @@ class Network:
         """What a gateway says of a request without an answer; None if it says nothing, or is not there."""
         if self._gateway.random() >= self._answered_by_gateway:
             return None
+        self._world.faults.made["net_gateway_pages"] += 1
         return self._gateway.choice(OF_A_GATEWAY)
 
     def under_way(self) -> list[str]:
