@@ -24,7 +24,11 @@ from tests.simulation.run import Result
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
-_DECIDING = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "tests/simulation")
+DECIDING = (
+    *("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways"),
+    *("tests/simulation", "tests/bounds.py", "tests/gateways/asking.py", "tests/stand.py"),
+)
+"""Packages and files: all that decides what seeds find."""
 SUMMARY_CHARACTERS = 200
 _BEGIN, _END = "<!-- record -->\n", "<!-- end of record -->\n"
 
@@ -134,11 +138,17 @@ def _table(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"| {head[0]} | {head[1]} |", "|---|---:|", *(f"| {name} | {value} |" for name, value in rows), ""]
 
 
-def source_digest(root: Path, *parameters: object, packages: Iterable[str] = _DECIDING) -> str:
+def sources(root: Path, package: str) -> list[Path]:
+    """The files of a package or, if that is one file, that one."""
+    place = root / package
+    return sorted(place.rglob("*.py")) if place.is_dir() else sorted(root.glob(package))
+
+
+def source_digest(root: Path, *parameters: object, packages: Iterable[str] = DECIDING) -> str:
     """Of these, and of all the source below `root` that decides what seeds find, or of other packages."""
     digest = blake2b(repr(parameters).encode(), digest_size=8)
     for package in packages:
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sources(root, package):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -7,16 +7,18 @@ made up.
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.simulation import record as records
-from tests.simulation.record import Record, publish, source_digest
+from tests.simulation.record import DECIDING, ROOT, Record, publish, source_digest, sources
 from tests.simulation.run import Result
 
 
@@ -69,8 +71,9 @@ def test_a_failure_does_not_stop_a_run_and_is_told_with_its_command(tmp_path: Pa
 
 def test_another_source_begins_anew(tmp_path: Path) -> None:
     rule, mutants = tmp_path / "coordinator" / "ends.py", tmp_path / "tests" / "mutants" / "protocol.py"
-    for path in (rule, mutants):
-        path.parent.mkdir(parents=True)
+    bounds = tmp_path / "tests" / "bounds.py"
+    for path in (rule, mutants, bounds):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     before = source_digest(tmp_path, 1, 300)
     assert source_digest(tmp_path, 1, 301) != before
@@ -78,6 +81,26 @@ def test_another_source_begins_anew(tmp_path: Path) -> None:
     assert source_digest(tmp_path, 1, 300) == before
     rule.write_text("another rule")
     assert source_digest(tmp_path, 1, 300) != before
+    before = source_digest(tmp_path, 1, 300)
+    bounds.write_text("another bound")
+    assert source_digest(tmp_path, 1, 300) != before
+
+
+def test_what_the_simulation_imports_is_of_its_source() -> None:
+    deciding = [path for package in DECIDING for path in sources(ROOT, package) if not path.name.startswith("test_")]
+    imported = {name for path in deciding for name in _imports(path)}
+    files = {f"{name.replace('.', '/')}.py" for name in imported if name.startswith("tests.")}
+    missing = [name for name in files if (ROOT / name).is_file() and ROOT / name not in deciding]
+    assert "tests/bounds.py" in files and missing == []
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports from."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (node.module, *(f"{node.module}.{name.name}" for name in node.names))
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
 
 
 def test_the_tables_take_their_place_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
