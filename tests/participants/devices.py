@@ -1,7 +1,7 @@
 """What the ledgers of a process in a test lie on: a directory of its own, or an object store, both with faults.
 
 A test that names neither runs on both (`conftest.device`). What only local files can do, be full or torn, is asked of
-them alone: `on_local_files`.
+them alone: `on_local_files`. A module that does not run on both says why: `only`, `usually_on`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from participants.ledger.local import LocalStorage
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.objects import START
 from participants.ledger.storage import LedgerStorage
+from tests.extent import WHOLE
 from tests.participants.ledger.faults import FaultyDisk, broken
 from tests.participants.ledger.faulty_bucket import FaultyBucket, PutFault
 
@@ -29,14 +30,27 @@ on_local_files = pytest.mark.parametrize("device", ["local"])
 on_objects = pytest.mark.parametrize("device", ["objects"])
 
 
-def only(kind: DeviceKind) -> Any:
-    """Instead of the fixture `device`, in a module whose tests bring devices of their own."""
+def only(kind: DeviceKind, why: str) -> Any:
+    """Instead of the fixture `device`, in a module whose tests cannot run on the other kind. `pytest --fixtures` shows
+    `why`."""
 
-    @pytest.fixture
     def device() -> DeviceKind:
         return kind
 
-    return device
+    device.__doc__ = why
+    return pytest.fixture(device)
+
+
+def usually_on(kind: DeviceKind, why: str) -> Any:
+    """As `only`, where the other kind tells little more, as `why` says. `make test-all` has both."""
+    if not WHOLE:
+        return only(kind, why)
+
+    def device(request: pytest.FixtureRequest) -> Any:
+        return request.param
+
+    device.__doc__ = why
+    return pytest.fixture(params=["local", "objects"])(device)
 
 
 class Device(ABC):

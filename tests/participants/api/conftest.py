@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.participants.broker.process import BrokerProcess
-from tests.participants.devices import only
+from tests.participants.devices import usually_on
 from tests.participants.segment.world import World
 
-device = only("local")
-"""What is asked here is answered before anybody looks where ledgers lie; the tests of `broker` do."""
+device = usually_on("local", "What is asked here is answered before anybody looks where ledgers lie.")
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from metatxn.wire.problems import MEDIA_TYPE
 from metatxn.wire.rows import KEY_COLUMN
 from participants.api import routes
 from tests.participants.broker.process import BrokerProcess
+from tests.participants.devices import on_local_files
 from tests.participants.pages import assert_read_alike
 from tests.participants.segment.faulty_store import INTENT, Fault
 from tests.participants.segment.world import World, publish, released, sending
@@ -398,6 +399,7 @@ async def test_what_the_store_fails_with_is_told(
     assert (await append(process, segment, txn_id=str(txn))).status_code == 200
 
 
+@on_local_files
 async def test_a_full_disk_is_told_and_goes_on_by_itself(process: BrokerProcess) -> None:
     (segment,) = await process.create("t")
     process.disk.capacity = 0

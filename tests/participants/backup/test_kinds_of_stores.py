@@ -26,7 +26,6 @@ from metatxn.wire.coordinator import ConnectRequest
 from metatxn.wire.ids import TxnId
 from participants.backup.copies import read_records
 from tests.participants.backup.cases import RESTORED_MS, BackupCase
-from tests.participants.devices import only
 from tests.participants.segment.world import World, committed, materialized, publish
 from tests.servers import EtcdServer, ZooKeeperServer
 
@@ -35,8 +34,6 @@ MANY = 45
 MADE_ANEW = (paths.INCARNATION, paths.VERSION, paths.GC_HORIZON, paths.SEGMENTS)
 TOPIC = paths.topic("public/default/t")
 LEAPT = (paths.ID_SEQUENCES, paths.TRANSACTION_KEYS, paths.SEGMENT_OWNERS, paths.TOPICS)
-
-device = only("local")
 
 
 @pytest.fixture(scope="module")

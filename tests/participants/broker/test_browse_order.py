@@ -21,7 +21,7 @@ from tests.participants.broker.test_placement import create, spread
 from tests.participants.devices import only
 from tests.participants.segment.world import World
 
-device = only("objects")
+device = only("objects", "Local files are those of one broker; here several have the same ledgers.")
 
 KEY = "k"
 

@@ -24,7 +24,7 @@ from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World, committed, publish
 from tests.participants.subscription.consuming import TOPIC
 
-device = only("objects")
+device = only("objects", "Local files are those of one broker; here several have the same ledgers.")
 HOLD = paths.exclusive_producer(TOPIC)
 
 

@@ -20,13 +20,10 @@ from metastore.txn.records.topics import ExclusiveProducerRecord
 from metatxn.wire.ids import TxnId
 from participants.restored.sequences import leap
 from tests.participants.broker.stories import quoted
-from tests.participants.devices import only
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import World, committed
 from tests.participants.subscription.consuming import TOPIC, Consuming, SetClock
 
-device = only("local")
-on_both = pytest.mark.parametrize("device", ["local", "objects"])
 HOLD = paths.exclusive_producer(TOPIC)
 PATH = "/exclusive-producer"
 
@@ -163,7 +160,6 @@ async def test_what_waits_for_its_intent_when_the_topic_is_claimed_is_refused(to
     assert await topic.read() == ["own"] and not await topic.findings()
 
 
-@on_both
 async def test_a_claim_is_answered_when_nothing_is_under_way_that_was_begun_before(topic: Claiming) -> None:
     device = topic.process.device
     device.hold()
@@ -180,7 +176,6 @@ async def test_a_claim_is_answered_when_nothing_is_under_way_that_was_begun_befo
     assert await sending and await topic.taken("own", epoch)
 
 
-@on_both
 async def test_an_append_with_an_unknown_outcome_does_not_confirm_a_claim(topic: Claiming) -> None:
     """It may yet be found, when the segment is opened again: until then nobody can read to the end."""
     device = topic.process.device

@@ -18,7 +18,7 @@ from tests.participants.broker.test_draining import create, serves, start
 from tests.participants.devices import only
 from tests.participants.segment.world import World
 
-device = only("objects")
+device = only("objects", "Local files are those of one broker; here several have the same ledgers.")
 __all__ = ["start"]  # the fixture
 
 

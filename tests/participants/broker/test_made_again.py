@@ -26,7 +26,7 @@ from tests.participants.broker.stories import TOPIC, browse, quoted
 from tests.participants.devices import only
 from tests.participants.segment.world import World
 
-device = only("local")
+device = only("local", "The tests have disks and an object store of their own, and run on both.")
 
 Brokers = list[BrokerProcess] | list[SharedBroker]
 

@@ -23,12 +23,10 @@ from participants.messages import read_holds
 from tests.participants.broker.test_compacting import Compacting
 from tests.participants.broker.test_removal import PARENT, Removing
 from tests.participants.broker.test_retention import POLICY
-from tests.participants.devices import only
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World, snapshot
 from tests.participants.subscription.consuming import TOPIC, Consuming
 
-device = only("local")
 DAY_MS = 86_400_000
 HOLDS = "/read-holds"
 HOLD = puts(paths.READ_HOLDS)

@@ -16,7 +16,7 @@ from tests.participants.devices import LocalDevice, only
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
 
-device = only("local")
+device = only("local", "An object store is never full.")
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from participants.subscription.places import START, Place, Span
 from participants.subscription.redelivery import Redelivery
 from tests.extent import usually
 from tests.gateways.pulsar.client import batch as pulsar_batch
-from tests.participants.devices import only
+from tests.participants.devices import usually_on
 from tests.participants.subscription.by_key import key_of
 from tests.participants.subscription.consuming import Consuming, SetClock
 from tests.participants.subscription.test_giving_up import letters
 
-device = only("objects")  # where the ledgers lie makes no difference
+device = usually_on("objects", "Where the ledgers lie makes no difference to when a message is delivered.")
 SHARED = ["shared", "key_shared"]
 
 

@@ -34,7 +34,7 @@ from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import TOPIC, SetClock
 from tests.participants.subscription.spreading import Spreading
 
-device = only("objects")
+device = only("objects", "Local files are those of one broker; here several have the same ledgers.")
 
 VALUES = range(60)
 
