@@ -211,7 +211,8 @@ class Broker:
                 self._deleted.add(segment_id)
             elif record.storage == self.storage.storage_id and self.storage.exclusive:
                 self._keep(segment_id)
-        self._unknown = [directory for directory in sorted(unknown) if not await self._is_left_over(directory)]
+        left = [directory for directory in sorted(unknown) if not await self._is_left_over(directory)]
+        self._unknown = [segment_of(directory) or directory for directory in left]
         if self._placement is not None:
             await self._exit.enter_async_context(self._placement.running())
         await self.measure()

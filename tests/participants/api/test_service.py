@@ -17,7 +17,6 @@ from metastore.txn import paths
 from metastore.txn.records.processes import ProcessRecord
 from metastore.versions import SPEAKS
 from participants.broker.broker import NOT_IN_STORE
-from participants.ledger.directories import segment_directory
 from participants.ledger.local import LocalStorage
 from participants.ledger.storage import StorageLocked
 from participants.ledger.watermark import Space
@@ -94,7 +93,7 @@ async def test_it_is_not_ready_with_ledgers_of_a_segment_that_the_store_does_not
     await again.start()
     async with httpx.AsyncClient(base_url=again.url, timeout=60) as http:
         answer = await http.get("/readyz")
-        assert answer.status_code == 503 and answer.json()["waiting_for"] == {segment_directory(unknown): NOT_IN_STORE}
+        assert answer.status_code == 503 and answer.json()["waiting_for"] == {unknown: NOT_IN_STORE}
         assert (await http.post("/v1/topics", json={"name": "other"})).status_code == 201
         assert (await http.post("/v1/topics/other/messages", json={"messages": [{"value": 1}]})).status_code == 200
     await again.stop()

@@ -18,7 +18,6 @@ from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Entry, PayloadKind
 from participants.broker.broker import NOT_IN_STORE, Broker
-from participants.ledger.directories import segment_directory
 from participants.segment.recovery import open_segment
 from participants.segment.segment import Segment
 from tests.participants.broker.process import URL, BrokerProcess
@@ -189,7 +188,7 @@ async def test_ledgers_of_a_segment_that_the_store_does_not_know_are_told(proces
     await process.stop()
     await world.forget(unknown)
     again = await process.again()
-    assert again.broker.not_ready == {segment_directory(unknown): NOT_IN_STORE} and not again.broker.served
+    assert again.broker.not_ready == {unknown: NOT_IN_STORE} and not again.broker.served
     await again.broker.reconcile()
     assert len(again.device.ledgers()) == 1
     with pytest.raises(errors.MetatxnError) as error:
