@@ -30,7 +30,6 @@ from coordinator.console import PATH, ConsoleRoute, MakeConsole
 from coordinator.gc_sweep import GcSweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.patience import PATIENCE_MS
 from coordinator.presence import Presence
 from coordinator.store_checks import StoreChecks
 from coordinator.stored_records import StoredRecords
@@ -50,6 +49,7 @@ from metatxn.service.http import create_app
 from metatxn.service.known_cluster import KnownCluster
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.operations import add_operations
+from metatxn.service.patience import PATIENCE_MS
 from metatxn.service.process_metrics import LoopLag, add_process_metrics
 from metatxn.service.quotas.quotas import Quotas, count_refusals
 from metatxn.service.quotas.stored import StoredQuotas

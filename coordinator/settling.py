@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from coordinator.patience import Patience, Pause
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
@@ -33,6 +32,7 @@ from metastore.types import (
     Version,
     holds,
 )
+from metatxn.service.patience import Patience, Pause
 
 MakeBatch = Callable[[], Awaitable[Batch]]
 

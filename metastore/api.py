@@ -19,7 +19,7 @@ from contextlib import suppress
 from itertools import islice
 
 from metastore import keys
-from metastore.errors import CheckFailed, InvalidBatch, MetastoreError, StoreWentBack
+from metastore.errors import CheckFailed, InvalidBatch, MetastoreError, StoreUnavailable, StoreWentBack
 from metastore.polling import PollingWatch
 from metastore.types import (
     Absent,
@@ -47,6 +47,12 @@ class Ephemeral(ABC):
 MAX_BATCH_BYTES = 1 << 20
 POLL_INTERVAL_MS = 1_000
 _KEYS_PER_PART = 100
+_MOST_ROUNDS = 1_000
+"""Of a call that others overtake each time: several times of what 64 writers of one prefix need."""
+
+
+def _overtaken(key: str) -> StoreUnavailable:
+    return StoreUnavailable(f"others were faster at {key} each time")
 
 
 def sequence_counter(prefix: str) -> str:
@@ -127,7 +133,7 @@ class MetadataStore(ABC):
         assert count > 0
         counter = await self.get(key)
         start = first
-        while True:
+        for _ in range(_MOST_ROUNDS):
             first, batch = self._advance(key, counter, count, start)
             try:
                 await self.apply(batch)
@@ -135,6 +141,7 @@ class MetadataStore(ABC):
                 counter = lost.current
                 continue
             return range(first, first + count)
+        raise _overtaken(key)
 
     async def put_sequential(self, prefix: str, value: bytes) -> Record:
         """Create the record `prefix` + a number of 20 digits, which the store chooses, and return it as it was written.
@@ -153,7 +160,7 @@ class MetadataStore(ABC):
         """
         self._refuse_unfit_sequence(prefix, value)
         counter = await self.get(sequence_counter(prefix))
-        while True:
+        for _ in range(_MOST_ROUNDS):
             key, batch = self._next_in_sequence(prefix, value, counter)
             try:
                 applied = await self.apply(batch)
@@ -163,6 +170,7 @@ class MetadataStore(ABC):
                 counter = lost.current
                 continue
             return Record(key, value, applied.revision, first=True)
+        raise _overtaken(prefix)
 
     def _refuse_unfit_sequence(self, prefix: str, value: bytes) -> None:
         self.refuse_unfit(self.batch().create(prefix + keys.number(0), value))

@@ -21,6 +21,7 @@ from metastore.txn import paths
 from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
 from metastore.types import Absent, AtVersion, Batch, Record
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire import errors
 from participants.messages.topics import not_found
@@ -48,7 +49,8 @@ class ExclusiveProducers:
         if another session has the topic, UPGRADE_PENDING and the store's errors."""
         await require(self._store, self._version, Feature.EXCLUSIVE_PRODUCERS)
         topic_key, hold_key = paths.topic(topic_name), paths.exclusive_producer(topic_name)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             records = (await self._store.get_many([topic_key, hold_key])).records
             topic, stored = records[topic_key], records[hold_key]
             if topic is None or TopicRecord.decode(topic.value).deleted:
@@ -65,6 +67,7 @@ class ExclusiveProducers:
             except CheckFailed:
                 continue
             return claimed
+        raise patience.over(f"topic {topic_name}")
 
     async def _claimed(
         self, topic_name: str, hold: ExclusiveProducerRecord | None, claim: Claim
@@ -83,7 +86,8 @@ class ExclusiveProducers:
     async def keep_alive(self, topic_name: str, epoch: int, ttl_ms: int) -> ExclusiveProducerRecord:
         """Prolong the hold of this epoch, also if it is over and nobody has ended it. Raises NOT_ALLOWED if it has
         ended, and the store's errors."""
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             stored = await self._store.get(paths.exclusive_producer(topic_name))
             hold = ExclusiveProducerRecord.decode(stored.value) if stored is not None else None
             if stored is None or hold is None or not hold.held or hold.epoch != epoch:
@@ -94,10 +98,12 @@ class ExclusiveProducers:
             except CheckFailed:
                 continue
             return kept
+        raise patience.over(f"the exclusive producer of topic {topic_name}")
 
     async def release(self, topic_name: str, epoch: int) -> None:
         """End the hold of this epoch, unless it has ended. Raises the store's errors."""
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             stored = await self._store.get(paths.exclusive_producer(topic_name))
             hold = ExclusiveProducerRecord.decode(stored.value) if stored is not None else None
             if stored is None or hold is None or not hold.held or hold.epoch != epoch:
@@ -107,6 +113,7 @@ class ExclusiveProducers:
             except CheckFailed:
                 continue
             return
+        raise patience.over(f"the exclusive producer of topic {topic_name}")
 
 
 def end_hold(batch: Batch, topic_name: str, stored: Record | None) -> None:

@@ -17,6 +17,7 @@ from metastore.txn.records.policies import PolicyRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Absent, AtVersion, Check, Record
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire.names import namespace_of
 from metatxn.wire.policies import EffectivePolicy, PolicyInfo, PolicySettings, Source, effective
@@ -91,7 +92,8 @@ class Policies:
     async def change_topic(self, name: str, changes: Mapping[str, Any]) -> PolicyInfo:
         """Replace the settings that `changes` names; None removes one. Raises NOT_FOUND and UPGRADE_PENDING."""
         await require(self._store, self._version, Feature.POLICIES)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             stored: StoredTopic = await self._topics.get(name)
             policy = _changed(stored.topic.policy, changes)
             if policy != stored.topic.policy:
@@ -101,6 +103,7 @@ class Policies:
                 except CheckFailed:
                     continue
             return await self.of_topic(name)
+        raise patience.over(f"topic {name}")
 
     async def of_namespace(self, namespace: str) -> PolicyInfo:
         keys = [paths.namespace_policy(namespace), paths.CLUSTER_POLICY]
@@ -124,7 +127,8 @@ class Policies:
 
     async def _change(self, key: str, changes: Mapping[str, Any]) -> None:
         await require(self._store, self._version, Feature.POLICIES)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             stored = await self._store.get(key)
             before = _decoded(stored)
             policy = _changed(before, changes)
@@ -143,6 +147,7 @@ class Policies:
             except CheckFailed:
                 continue
             return
+        raise patience.over("the policy")
 
 
 def _above(topic: str) -> tuple[str, str]:

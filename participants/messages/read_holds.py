@@ -22,6 +22,7 @@ from metastore.txn.records.topics import ReadHoldRecord, TopicRecord
 from metastore.txn.records.transactions import GcHorizon
 from metastore.types import Record, Revision
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.broker import ReadHoldInfo
@@ -58,7 +59,8 @@ class ReadHolds:
         errors.
         """
         await require(self._store, self._version, Feature.READ_HOLDS)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             stored = await self._stored(topic_name, wanted)
             if stored is None:
                 continue
@@ -69,6 +71,7 @@ class ReadHolds:
             took_back()
             if wanted.revision is not None:
                 raise refusal
+        raise patience.over(f"topic {topic_name}")
 
     async def _stored(self, topic_name: str, wanted: WantedHold) -> Record | None:
         """The hold as one apply has stored it, or None if something has changed meanwhile."""
@@ -153,7 +156,8 @@ class ReadHolds:
         """Prolong a hold, also one that is over and that nobody has removed. Raises NOT_FOUND if it has ended, and the
         store's errors."""
         key = paths.read_hold(topic_name, hold_id)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             stored = await self._store.get(key)
             if stored is None:
                 raise errors.NotFound(
@@ -167,14 +171,21 @@ class ReadHolds:
             except CheckFailed:
                 continue
             return _info(Record(key, hold.encode(), applied.revision, first=False))
+        raise patience.over(f"read hold {hold_id} of topic {topic_name}")
 
     async def release(self, topic_name: str, hold_id: str) -> None:
         """End a hold, unless it has ended. Raises the store's errors."""
-        while (stored := await self._store.get(paths.read_hold(topic_name, hold_id))) is not None:
+        patience = Patience()
+        while await patience.lasts():
+            stored = await self._store.get(paths.read_hold(topic_name, hold_id))
+            if stored is None:
+                return
             try:
                 await self._store.apply(self._store.batch().remove(stored))
             except CheckFailed:
                 continue
+            return
+        raise patience.over(f"read hold {hold_id} of topic {topic_name}")
 
     async def of_topic(self, topic_name: str) -> list[ReadHoldInfo]:
         """Those of a topic, by id; one that is over is among them until somebody removes it."""

@@ -19,6 +19,7 @@ from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records.topics import FormerSchema, SchemaHistory, TopicRecord
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.batches import unpack_batch
@@ -67,7 +68,8 @@ class SchemaVersions:
         """Make these columns the next version, unless they are the current one. Raises NOT_FOUND, SCHEMA_MISMATCH,
         UPGRADE_PENDING and INVALID_ARGUMENT."""
         await require(self._store, self._version, Feature.SCHEMA_VERSIONS)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             found = await self._in_force(name)
             _assert_settable(found.topic, schema)
             if found.topic.arrow_schema == schemas.encode_schema(schema):
@@ -81,6 +83,7 @@ class SchemaVersions:
             _assert_compatible(found, schema)
             if await self._set(found, schema, now_ms) is not None:
                 return await self.show(name)
+        raise patience.over(f"topic {name}")
 
     async def extend(self, segment_id: str, schema: pa.Schema, now_ms: int) -> TopicRecord:
         """Set the schema of the segment's topic, for its first writer or for one that adds columns after the existing
@@ -90,7 +93,8 @@ class SchemaVersions:
         producers do it; and INVALID_ARGUMENT.
         """
         name = topic_of_segment(segment_id)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             found = await self._in_force(name)
             topic = found.topic
             if segment_id not in topic.segments:
@@ -103,6 +107,7 @@ class SchemaVersions:
             _assert_compatible(found, schema)
             if (extended := await self._set(found, schema, now_ms)) is not None:
                 return extended
+        raise patience.over(f"topic {name}")
 
     async def _in_force(self, name: str) -> InForce:
         found = await self._policies.in_force(name)

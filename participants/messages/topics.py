@@ -19,6 +19,7 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import ExclusiveProducerRecord, SchemaHistory, TopicRecord
 from metastore.types import Batch, Record
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.broker import HASH_RANGE_END, ExclusiveProducerInfo, HashRange, SegmentInfo, TopicCount, TopicInfo
@@ -148,11 +149,15 @@ class Topics:
     async def describe(self, topic: TopicRecord, listener: str | None = None) -> TopicInfo:
         """The topic in its REST form, with owners as a client of this listener reaches them. Segments may have been
         removed since it was read; then it is read again. Raises NOT_FOUND if it was deleted."""
-        while (found := await self._described(topic, listener)) is None:
+        patience = Patience()
+        while await patience.lasts():
+            found = await self._described(topic, listener)
+            if found is not None:
+                return found
             before, topic = topic, (await self.get(topic.name)).topic
             if topic.segments == before.segments:
                 raise not_found(topic.name)
-        return found
+        raise patience.over(f"topic {topic.name}")
 
     async def describe_each(self, topics: Sequence[TopicRecord], listener: str | None = None) -> list[TopicInfo]:
         """The topics as `describe` describes them, with a read of the store for many of them; without those that were

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metastore.api import MetadataStore
-from metastore.errors import CheckFailed, OutcomeUnknown
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.slices import slices
 from metastore.txn import paths
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Applied, Batch, Check, Record
+from metatxn.service.patience import Patience
 from metatxn.wire import errors
 from metatxn.wire.position import Position
 from participants.ledger.storage import LedgerStorage
@@ -73,7 +74,8 @@ def without_trimmed(record: SegmentRecord) -> SegmentRecord:
 
 async def _move(segment: Segment, store: MetadataStore, up_to: Position, checks: Sequence[Check]) -> None:
     """Move the first readable position after `up_to`, unless it is already there. No outcome is left below it."""
-    while True:
+    patience = Patience()
+    while await patience.lasts():
         try:
             await _move_once(segment, store, up_to, checks)
             return
@@ -83,6 +85,7 @@ async def _move(segment: Segment, store: MetadataStore, up_to: Position, checks:
                 raise segment.not_serving() from None
             if lost.check in checks:
                 raise
+    raise StoreUnavailable(f"segment {segment.id} was changed by others each time")
 
 
 async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, checks: Sequence[Check]) -> None:

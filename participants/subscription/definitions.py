@@ -21,6 +21,7 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import AtVersion, Record
+from metatxn.service.patience import Patience
 from metatxn.wire import errors
 from participants.subscription.places import START, Place, Span, Start
 
@@ -144,7 +145,8 @@ class Definitions:
         ALREADY_EXISTS if there is a different subscription of this name.
         """
         key = paths.subscription(topic, name)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             topic_record = await stored_topic()
             known = await self._store.get(key)
             before = SubscriptionRecord.decode(known.value) if known else None
@@ -163,6 +165,7 @@ class Definitions:
             except CheckFailed:
                 continue
             return Definition(topic, name, record, AtVersion(key, applied.revision))
+        raise patience.over(f"topic {topic} or its subscription {name}")
 
     async def seek(
         self,
@@ -177,7 +180,8 @@ class Definitions:
         whether or not their transaction is decided; those that arrive later are refused and can be repeated. Segments
         that are missing in `starts` begin with the earliest entry. Raises NOT_FOUND.
         """
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             topic_record = await stored_topic()
             known = await self._store.get(paths.subscription(topic, name))
             if known is None:
@@ -192,13 +196,15 @@ class Definitions:
             except CheckFailed:
                 continue
             return Definition(topic, name, record, AtVersion(known.key, applied.revision))
+        raise patience.over(f"topic {topic} or its subscription {name}")
 
     async def drop(self, topic: str, name: str) -> Definition:
         """Drop the subscription: from now on nothing of it can be stored. Returns what was dropped, now or earlier.
 
         Raises NOT_FOUND if it never existed.
         """
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             known = await self._store.get(paths.subscription(topic, name))
             if known is None:
                 raise _not_found(topic, name)
@@ -211,6 +217,7 @@ class Definitions:
             except CheckFailed:
                 continue
             return found
+        raise patience.over(f"subscription {name} of topic {topic}")
 
 
 def _begun(wanted: SubscriptionRecord, incarnation: int, starts: Mapping[str, Start]) -> SubscriptionRecord:

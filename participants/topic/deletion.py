@@ -28,6 +28,7 @@ from metastore.txn import paths
 from metastore.txn.read_holds import end_holds
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
+from metatxn.service.patience import Patience
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
 from participants.broker.broker import Broker
@@ -57,24 +58,33 @@ class Deletion:
         Raises NOT_FOUND if it never existed. After STORE_UNAVAILABLE or an error of the store the request can be
         repeated.
         """
-        topics = self._broker.topics
         self._begun.add(name)
-        while True:
-            stored = await topics.get_or_tombstone(name)
-            if stored is None:
-                self._begun.discard(name)
-                raise not_found(name)
-            if stored.topic.deleted:
-                break
-            tombstone = stored.topic.model_copy(update={"deleted": True, **_FORGOTTEN})
-            batch = self._store.batch().replace(stored.record, tombstone.encode())
-            end_hold(batch, name, await self._store.get(paths.exclusive_producer(name)))
-            try:
-                await self._store.apply(batch)
-            except CheckFailed:
-                continue
-        self._broker.forget_topic(name)
-        await self.finish(stored)
+        patience = Patience()
+        while await patience.lasts():
+            tombstone = await self._entombed(name)
+            if tombstone is not None:
+                self._broker.forget_topic(name)
+                await self.finish(tombstone)
+                return
+        raise patience.over(f"topic {name}")
+
+    async def _entombed(self, name: str) -> StoredTopic | None:
+        """The topic as it is from its deletion on, or None if it was changed meanwhile."""
+        stored = await self._broker.topics.get_or_tombstone(name)
+        if stored is None:
+            self._begun.discard(name)
+            raise not_found(name)
+        if stored.topic.deleted:
+            return stored
+        tombstone = stored.topic.model_copy(update={"deleted": True, **_FORGOTTEN})
+        batch = self._store.batch().replace(stored.record, tombstone.encode())
+        end_hold(batch, name, await self._store.get(paths.exclusive_producer(name)))
+        try:
+            applied = await self._store.apply(batch)
+        except CheckFailed:
+            return None
+        record = Record(stored.record.key, tombstone.encode(), applied.revision, first=False)
+        return StoredTopic(record, tombstone)
 
     async def finish(self, tombstone: StoredTopic) -> None:
         """Delete what is left of a deleted topic."""

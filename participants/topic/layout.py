@@ -23,6 +23,7 @@ from metastore.txn import paths
 from metastore.txn.records.segments import MergeClaim, SegmentRecord
 from metastore.types import Batch, Record
 from metatxn.service.lifecycle import Lifecycle, tell
+from metatxn.service.patience import Patience
 from metatxn.wire import errors
 from metatxn.wire.broker import HashRange
 from metatxn.wire.names import segment_id as new_segment_id
@@ -180,7 +181,8 @@ class LayoutUpkeep:
 
     async def _claim(self, segment_id: str, other_id: str) -> None:
         """Claim both segments for this merge, unless they are already merged."""
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             one, other = await self._read(segment_id), await self._read(other_id)
             low, high = sorted((one, other), key=lambda segment: segment.record.range)
             topic = await self._broker.topics.get(one.record.topic)
@@ -206,6 +208,7 @@ class LayoutUpkeep:
             except CheckFailed:
                 continue
             return
+        raise patience.over(f"{segment_id} or {other_id}")
 
     def claimed(self, segment_id: str) -> None:
         """The store shows a claim of a segment that is served here: the broker that began the merge waits until we seal

@@ -26,6 +26,7 @@ from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
 from metastore.versions import Feature
 from metatxn.service.lifecycle import Lifecycle, tell
+from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire import errors
 from metatxn.wire.names import number_of_segment
@@ -100,8 +101,11 @@ class Removal:
             if await self._broker.removed(segment_id) is None:
                 raise
             return
-        while not await self._attempt(segment, by_hand=True):
-            pass
+        patience = Patience()
+        while await patience.lasts():
+            if await self._attempt(segment, by_hand=True):
+                return
+        raise patience.over(f"segment {segment_id}")
 
     async def _drop_rest(self, segment: Segment, family: Family) -> None:
         """Trim all of it. A subscription that is created or moved meanwhile writes the record of the topic, and then

@@ -29,6 +29,7 @@ from metastore.txn.records.segments import OwnerRecord
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords, read_transactions
 from metastore.types import Revision
+from metatxn.service.patience import Patience
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
@@ -164,13 +165,22 @@ async def abort(store: MetadataStore, holders: Sequence[TransactionRecords], rea
     """Abort the transactions that are still open, and return their ids. Raises the store's errors."""
     aborted = []
     for holder in holders:
-        records: TransactionRecords | None = holder
-        while records is not None and not records.header.state.final:
-            try:
-                await decide_for_operator(store, records, TxnState.ABORTED, now_ms, reason)
-            except CheckFailed:
-                (records,) = await read_transactions(store, [holder.txn_id])
-            else:
-                aborted.append(str(holder.txn_id))
-                break
+        if await _is_aborted(store, holder, reason, now_ms):
+            aborted.append(str(holder.txn_id))
     return aborted
+
+
+async def _is_aborted(store: MetadataStore, holder: TransactionRecords, reason: str, now_ms: int) -> bool:
+    """Abort it, unless it is decided meanwhile."""
+    records: TransactionRecords | None = holder
+    patience = Patience()
+    while await patience.lasts():
+        if records is None or records.header.state.final:
+            return False
+        try:
+            await decide_for_operator(store, records, TxnState.ABORTED, now_ms, reason)
+        except CheckFailed:
+            (records,) = await read_transactions(store, [holder.txn_id])
+        else:
+            return True
+    raise patience.over(f"transaction {holder.txn_id}")

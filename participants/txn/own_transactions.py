@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 from metastore.api import MetadataStore
 from metastore.clock import Clock
-from metastore.errors import CheckFailed
+from metastore.errors import CheckFailed, StoreUnavailable
 from metastore.txn import store as txn_records
 from metastore.txn.id_blocks import IdBlocks
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import read_transaction
+from metatxn.service.patience import Patience
 from metatxn.wire.ids import TxnId
 from participants.txn.refusals import refusal
 
@@ -70,7 +71,8 @@ class OwnTransactions:
 
     async def _decide(self, txn_id: TxnId, decision: TxnState) -> Header | None:
         """The final header, or None if it is deleted."""
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             records = await read_transaction(self._store, txn_id)
             if records is None or records.header.state.final:
                 return records and records.header
@@ -80,3 +82,4 @@ class OwnTransactions:
             except CheckFailed:
                 continue
             return final
+        raise StoreUnavailable(f"transaction {txn_id} was changed by others each time")

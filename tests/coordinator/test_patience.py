@@ -13,10 +13,10 @@ from itertools import count
 import pytest
 from starlette.types import Message
 
-from coordinator.patience import MOST_ROUNDS
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metatxn.service.departure import ASKED
+from metatxn.service.patience import MOST_ROUNDS
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId

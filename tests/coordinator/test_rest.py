@@ -9,9 +9,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from coordinator.patience import LEAST_ROUNDS, PATIENCE_MS
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
+from metatxn.service.patience import LEAST_ROUNDS, PATIENCE_MS
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.problems import MEDIA_TYPE
 from tests.coordinator.conftest import START_MS, FakeClock

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.batches import Done, run_batch
-from coordinator.patience import MOST_ROUNDS
 from coordinator.settling import Settling
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metastore.types import Applied, Batch
+from metatxn.service.patience import MOST_ROUNDS
 from metatxn.wire.coordinator import BeginItem, BeginRequest, ConnectRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId

@@ -11,7 +11,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.gc_sweep import GcSweep
-from coordinator.patience import PATIENCE_MS
 from coordinator.service import STOP_GRACE_S, CoordinatorService
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
@@ -23,6 +22,7 @@ from metastore.txn.records.processes import ProcessRecord
 from metastore.types import Snapshot
 from metastore.versions import SPEAKS
 from metatxn.service.known_cluster import AWAY_AFTER_MS, AWAY_WITHIN_SECONDS, WITHIN_SECONDS, KnownCluster
+from metatxn.service.patience import PATIENCE_MS
 from metatxn.wire.listeners import LISTENER_HEADER
 from tests.coordinator.conftest import FakeClock
 from tests.coordinator.stores import FaultyStore

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.patience import LEAST_ROUNDS, MOST_ROUNDS
 from coordinator.settling import Overtaken, Settling, Unanswered
 from metastore.backends.memory import MemoryStore
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.types import Absent, AtVersion, Batch, EmptyRange, FirstVersion, Record
+from metatxn.service.patience import LEAST_ROUNDS, MOST_ROUNDS
 from tests.coordinator.conftest import FakeClock
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
 

@@ -420,7 +420,7 @@ PROTOCOL = (
         "keyed",
         (
             Edit(
-                "coordinator/patience.py",
+                "metatxn/service/patience.py",
                 "        if self.rounds >= LEAST_ROUNDS:\n",
                 "        self.rounds += 1\n        return True\n        if self.rounds >= LEAST_ROUNDS:\n",
             ),

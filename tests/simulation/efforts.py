@@ -1,4 +1,4 @@
-"""How much one request to a coordinator asks of the store.
+"""How much one request asks of the store.
 
 A loop that never ends shows here, also when something ends it after all: somebody takes over the key, or the process is
 killed.
@@ -10,14 +10,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 MOST_WRITES = 100
-"""Several times of what any request needed in thousands of seeds."""
+"""Of a coordinator: several times of what any request needed in thousands of seeds."""
+MOST_OVERTAKEN = 100
+"""Of any service: what a broker writes depends on how much there is to do, but not how often others may be faster."""
 
 
 @dataclass(eq=False, slots=True)
 class Effort:
+    """`overtaken` is how many of the writes failed a check."""
+
     request: str
     writes: int = 0
+    overtaken: int = 0
 
 
 EFFORT: ContextVar[Effort | None] = ContextVar("effort", default=None)
-"""Of the request that a coordinator is serving."""
+"""Of the request that is being served."""

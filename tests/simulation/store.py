@@ -40,7 +40,7 @@ from metastore.types import (
     WatchItem,
 )
 from metastore.watches import ChangeLog, Written
-from tests.simulation.efforts import EFFORT
+from tests.simulation.efforts import EFFORT, Effort
 from tests.simulation.processes import Process
 from tests.simulation.world import World
 
@@ -295,9 +295,15 @@ class SimulatedStore(StoredIndexes):
         self._assert_open()
         self.refuse_unfit(batch)
         self.group_sent(1)
-        if (effort := EFFORT.get()) is not None:
-            effort.writes += 1
-        return await self._call(lambda: run_now(self.server.truth.apply(batch)), _describe(batch), batch.puts, batch)
+        effort = EFFORT.get() or Effort("in the background")
+        effort.writes += 1
+        try:
+            return await self._call(
+                lambda: run_now(self.server.truth.apply(batch)), _describe(batch), batch.puts, batch
+            )
+        except CheckFailed:
+            effort.overtaken += 1
+            raise
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
         keys = list(wanted)

@@ -95,7 +95,10 @@ def true_story() -> History:
     by = {"by": f"{connection('nightly', 1)} for version 1"}
     history.under_keys = {T1: header(TxnState.OPEN, key="nightly", epoch=1, properties=by)}
     history.answered_begins = [Begun(T1, "client", "client")]
-    history.efforts = [Effort("POST /v1/txns", writes=20)]
+    history.efforts = [
+        Effort("POST http://coordinator-1/v1/txns", writes=20),
+        Effort("DELETE http://broker-1/v1/topics/t", writes=200, overtaken=5),
+    ]
     history.ends = [End(T1, True, "client", outcome=Outcome.OK), End(T2, True, "client", ("w",), outcome=Outcome.OK)]
     history.closed = {T1: 5.0, T2: 6.0, T3: 7.0}
     history.collected = {T1: (40, 30), T2: (41, 30), T3: (42, 30)}
@@ -180,7 +183,11 @@ def handed_out_after_its_end(history: History) -> None:
 
 
 def endless_request(history: History) -> None:
-    history.efforts.append(Effort("POST /v1/txns", writes=1_000))
+    history.efforts.append(Effort("POST http://coordinator-1/v1/txns", writes=1_000))
+
+
+def request_that_is_overtaken_for_ever(history: History) -> None:
+    history.efforts.append(Effort("PATCH http://broker-1/v1/topics/t", writes=1_000, overtaken=1_000))
 
 
 def aborted_entry(history: History) -> None:
@@ -648,7 +655,7 @@ LIES: dict[str, list[Lie]] = {
     "snapshot sums": [half_a_snapshot],
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
-    "no request tries for ever": [endless_request],
+    "no request tries for ever": [endless_request, request_that_is_overtaken_for_ever],
     "acknowledged exactly when there is an output": [
         *(input_without_output, letter_again, delivered_after_all),
         *(never_delivered_early, delivered_too_often),

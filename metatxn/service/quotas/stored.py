@@ -12,6 +12,7 @@ from metastore.txn import paths
 from metastore.txn.records.quotas import QuotaRecord
 from metastore.types import Record
 from metastore.versions import ClusterVersion, Feature
+from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire.quotas import QuotaInfo, QuotaSettings, effective_quota
 
@@ -34,7 +35,8 @@ class StoredQuotas:
         let everybody use any amount."""
         await require(self._store, self._version, Feature.QUOTAS)
         key = _key(principal)
-        while True:
+        patience = Patience()
+        while await patience.lasts():
             stored = await self._store.get(key)
             before = _decoded(stored) or QuotaRecord()
             quota = before.model_copy(update=dict(changes))
@@ -52,6 +54,7 @@ class StoredQuotas:
             except CheckFailed:
                 continue
             return await self.get(principal)
+        raise patience.over("the quota")
 
     async def page(self, after: str | None, limit: int) -> tuple[list[QuotaInfo], bool]:
         """The quotas of principals after this one, in the order of the keys, and whether there are more."""

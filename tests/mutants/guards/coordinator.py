@@ -78,7 +78,7 @@ COORDINATOR = (
     Mutant(
         "patience-without-a-clock",
         "an attempt over the store ends with its time",
-        "coordinator/patience.py",
+        "metatxn/service/patience.py",
         "if self.rounds >= MOST_ROUNDS or self._clock() >= self._until_ms:",
         "if self.rounds >= MOST_ROUNDS:",
         tests=("tests/coordinator/test_settling.py::test_nobody_knows_when_patience_is_over",),
@@ -86,10 +86,18 @@ COORDINATOR = (
     Mutant(
         "patience-for-nobody",
         "nothing is tried again for a client that has gone",
-        "coordinator/patience.py",
+        "metatxn/service/patience.py",
         "if self.rounds and await caller_left():",
         "if self.rounds < 0:",
         tests=("tests/coordinator/test_patience.py::test_it_ends_at_once_when_its_caller_has_left",),
+    ),
+    Mutant(
+        "brokers-try-for-ever",
+        "a request to a broker ends, whatever rivals do",
+        "metatxn/service/patience.py",
+        "if self.rounds >= MOST_ROUNDS or self._clock() >= self._until_ms:",
+        "if self.rounds >= 50 * MOST_ROUNDS or self._clock() >= self._until_ms:",
+        tests=("tests/participants/api/test_patience.py::test_a_request_that_is_always_overtaken_ends",),
     ),
     Mutant(
         "fenced-session-comes-back",

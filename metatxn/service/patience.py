@@ -8,6 +8,7 @@ winner would collide again.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
@@ -31,10 +32,11 @@ class Patience:
     """`while await patience.lasts():` repeats its body until it returns or raises; after the loop comes the error for
     the case that it never did."""
 
-    def __init__(self, clock: Clock, pause: Pause) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock | None = None, pause: Pause = asyncio.sleep) -> None:
+        """By default the clock is that of the event loop."""
+        self._clock = clock or _time_of_loop_ms
         self._pause = pause
-        self._until_ms = clock() + PATIENCE_MS
+        self._until_ms = self._clock() + PATIENCE_MS
         self._next_pause_s = _FIRST_PAUSE_S
         self.rounds = 0
 
@@ -55,3 +57,7 @@ class Patience:
         """The error for a request whose records, `what`, were changed by others each time."""
         detail = f"{what} was changed by others each of the {self.rounds} times that this was tried"
         return errors.StoreUnavailable(detail)
+
+
+def _time_of_loop_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
