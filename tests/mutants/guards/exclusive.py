@@ -128,7 +128,7 @@ EXCLUSIVE = (
         "held-behind-the-deletion-of-the-topic",
         "5.23: the hold ends in the apply that deletes the topic",
         "participants/topic/deletion.py",
-        "            end_hold(batch, name, await self._store.get(paths.exclusive_producer(name)))\n",
+        "        end_hold(batch, name, await self._store.get(paths.exclusive_producer(name)))\n",
         "",
         tests=(f"{_TESTS}::test_the_hold_ends_with_the_topic_and_its_epochs_go_on",),
     ),
