@@ -693,6 +693,14 @@ PROTOCOL = (
         "marks",
     ),
     Mutant(
+        "trim-drops-what-a-roll-has-not-recorded",
+        "5.6: a trim in the middle of a roll leaves the ledger whose sequences are not recorded yet",
+        "participants/segment/trimming.py",
+        "if each.last is not None and up_to is not None and each.last <= up_to]",
+        "if up_to is not None and (each.last or Position(each.id, -1)) <= up_to]",
+        "marks",
+    ),
+    Mutant(
         "word-of-a-gateway-is-definite",
         "the errors: a gateway that has no answer says nothing of what has happened",
         "metatxn/answers.py",

@@ -17,11 +17,13 @@ MOST_OVERTAKEN = 100
 
 @dataclass(eq=False, slots=True)
 class Effort:
-    """`overtaken` is how many of the writes failed a check."""
+    """`overtaken` is how many of the writes failed a check. What a request has begun in the background counts until it
+    is answered."""
 
     request: str
     writes: int = 0
     overtaken: int = 0
+    answered: bool = False
 
 
 EFFORT: ContextVar[Effort | None] = ContextVar("effort", default=None)

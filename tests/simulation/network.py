@@ -168,6 +168,7 @@ class Network:
         self.efforts.append(effort)
         self._served.append((server.process, effort))
         given = await ask(server.app, request, answer)
+        effort.answered = True
         self._served.remove((server.process, effort))
         server.process.on_death.remove(broken)
         world = self._world

@@ -295,7 +295,9 @@ class SimulatedStore(StoredIndexes):
         self._assert_open()
         self.refuse_unfit(batch)
         self.group_sent(1)
-        effort = EFFORT.get() or Effort("in the background")
+        effort = EFFORT.get()
+        if effort is None or effort.answered:
+            effort = Effort("in the background")
         effort.writes += 1
         try:
             return await self._call(
