@@ -14,8 +14,9 @@ where its server can do better. Both implementations give the same answers, and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import islice
 
 from metastore import keys
@@ -55,6 +56,29 @@ def _overtaken(key: str) -> StoreUnavailable:
     return StoreUnavailable(f"others were faster at {key} each time")
 
 
+_TELLING: ContextVar[bool] = ContextVar("telling", default=False)
+
+
+@contextmanager
+def telling_others() -> Iterator[None]:
+    """In this context, and in the tasks that are begun in it, a store that has lost writes is used nevertheless: to
+    tell the other processes."""
+    token = _TELLING.set(True)
+    try:
+        yield
+    finally:
+        _TELLING.reset(token)
+
+
+def is_telling() -> bool:
+    return _TELLING.get()
+
+
+def behind(how: str) -> str:
+    """Why a store is not used that has lost writes."""
+    return f"the metadata store went back in time: {how}"
+
+
 def sequence_counter(prefix: str) -> str:
     """The key of the counter behind `put_sequential(prefix, …)`. It is outside the prefix, so that no listing shows
     it."""
@@ -79,7 +103,8 @@ class MetadataStore(ABC):
         """Why this client refuses every call, or None while it does not. See `refuse`."""
         self._refusal_kind: type[MetastoreError] = StoreWentBack
         self.lost_writes: str | None = None
-        """What shows that the store has lost writes that it had acknowledged, or None: see `IncarnationGuard`."""
+        """What shows that the store has lost writes that it had acknowledged, or None. A backend sets it, and then
+        answers nobody but the guard, which tells the others: see `IncarnationGuard`."""
 
     def command_for(self, key: str) -> str | None:
         """What an operator types to see this record with the store's own tool; None if there is no such tool."""
@@ -283,9 +308,12 @@ class MetadataStore(ABC):
             self.refusal, self._refusal_kind = why, kind
 
     def _assert_open(self) -> None:
-        """Raises the error of `refuse`. A backend also raises `StoreClosed` once `close` has been called."""
+        """Raises the error of `refuse`, and `StoreWentBack` for a store that has lost writes. A backend also raises
+        `StoreClosed` once `close` has been called."""
         if self.refusal is not None:
             raise self._refusal_kind(self.refusal)
+        if self.lost_writes is not None and not is_telling():
+            raise StoreWentBack(behind(self.lost_writes))
 
 
 class StoredIndexes(MetadataStore):

@@ -5,7 +5,7 @@ second time, and a decision that a broker has carried out may be open again. So 
 the store, and only as long as that moves forward:
 
     revision of a read < revision of an earlier read     the store was restored from a backup
-    `MetadataStore.lost_writes`                          it has lost writes that it had acknowledged
+    `MetadataStore.lost_writes`                          it has lost writes that it had acknowledged: its backend knows
     /cluster/incarnation names another one               it was restored, and has been recovered since
 
 All end in `MetadataStore.refuse`: this process does nothing more with the store. The first two are also written into
@@ -30,7 +30,7 @@ from contextlib import suppress
 
 import structlog
 
-from metastore.api import MetadataStore
+from metastore.api import MetadataStore, behind, telling_others
 from metastore.background import in_background
 from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreTooNew, StoreUnavailable, StoreWentBack
@@ -172,10 +172,11 @@ class IncarnationGuard:
         """This process knows that the store went back in time: tell all others, as far as the store accepts writes.
         Returns why the store is refused."""
         try:
-            await self._mark(how)
+            with telling_others():
+                await self._mark(how)
         except MetastoreError as error:
             log.warning("the store cannot be marked as restored", error=str(error))
-        why = f"the metadata store went back in time: {how}. {RECOVER}"
+        why = f"{behind(how)}. {RECOVER}"
         self._refuse(why)
         return why
 

@@ -424,6 +424,10 @@ class ZooKeeperServer:
         """What the server says it is."""
         return self._ask(b"srvr").partition("version: ")[2].partition("-")[0]
 
+    def zxid(self) -> int:
+        """The number of its last transaction."""
+        return int(self._ask(b"srvr").partition("Zxid: ")[2].partition("\n")[0], 16)
+
     def watches(self) -> int:
         """How many watches the server holds, of all its clients."""
         return int(self._ask(b"mntr").partition("zk_watch_count\t")[2].partition("\n")[0])

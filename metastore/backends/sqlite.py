@@ -15,6 +15,9 @@ gathers, so an idle caller waits for nothing and a busy store pays one fsync for
 
 Durability is that of `journal_mode=WAL, synchronous=FULL`: an answered apply is on disk, as far as the disk tells.
 The file is opened through SQLite only: any other open and close of it by this process would drop SQLite's locks.
+
+Nobody else writes the file. So before each group the name must still lead to the file that was opened, and the revision
+must not be below one that this process has committed. Else the store was replaced by a backup, and is used no more.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
-from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, sequence_counter
+from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, behind, is_telling, sequence_counter
 from metastore.errors import (
     CheckFailed,
     InvalidBatch,
@@ -48,6 +51,7 @@ from metastore.errors import (
     StoreMissing,
     StoreUnavailable,
     StoreUnusable,
+    StoreWentBack,
 )
 from metastore.types import (
     Applied,
@@ -124,6 +128,7 @@ class _Job(Generic[T]):
     future: asyncio.Future[T]
     outcome: T | Exception | None = None
     begun: bool = False
+    telling: bool = field(default_factory=is_telling)
 
     def answer(self, failure: BaseException | None) -> None:
         """Wake the caller, with `failure` if the lane found no outcome."""
@@ -164,6 +169,7 @@ class SqliteStore(StoredIndexes):
         self.max_batch_bytes = max_batch_bytes
         self._deadline_s = deadline_ms / 1000
         self._database = database
+        database.on_went_back = self._went_back
         self._writer: _Lane[_Write] = _Lane("sqlite writer", database.commit_group, self._publish)
         self._reader: _Lane[_Read[Any]] = _Lane("sqlite reader", database.read_group)
         self._log = ChangeLog(0)
@@ -239,7 +245,7 @@ class SqliteStore(StoredIndexes):
         for job in group:
             if isinstance(job.outcome, OutcomeUnknown):
                 self._log.resync(self._log.revision, "the outcome of a commit is unknown")
-            if job.changes is None:
+            if job.changes is None or self.lost_writes is not None:
                 continue
             if job.changes.revision > self._log.revision + 1:
                 # A commit of unknown outcome has happened after all.
@@ -298,6 +304,10 @@ class SqliteStore(StoredIndexes):
             return await job.future
         finally:
             timer.cancel()
+
+    def _went_back(self, how: str) -> None:
+        """Called in the threads of the lanes."""
+        self.lost_writes = self.lost_writes or how
 
     # -- hints -------------------------------------------------------------------------------------------------
 
@@ -435,6 +445,10 @@ class _Database:
         self._lock: int | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._committed: Revision = 0
+        self._lost: str | None = None
+        self.on_went_back: Callable[[str], None] = lambda how: None
 
     # -- opening and closing -----------------------------------------------------------------------------------
 
@@ -452,7 +466,9 @@ class _Database:
             connection = self._writer = self._open()
             self._prepare(connection)
             _sync_directory(self._path.parent)
-            return _revision(connection)
+            self._file = _identity(self._path)
+            self._committed = _revision(connection)
+            return self._committed
         except sqlite3.Error as error:
             raise _opening_failure(self._path, error) from error
         except OSError as error:
@@ -522,6 +538,27 @@ class _Database:
         if _one(connection, "PRAGMA user_version") > FORMAT_VERSION:
             raise StoreUnusable(f"{self._path} was written by a newer version of this software")
 
+    # -- both threads ------------------------------------------------------------------------------------------
+
+    def _refuse_replaced(self, group: Sequence[_Job[Any]]) -> None:
+        """Fail the jobs if the file has lost its name: what is written into it then is gone when it is closed."""
+        if self._file is not None and _identity(self._path, self._file) != self._file:
+            how = f"another file is at the place of {self.name}, or none"
+            self._note_lost(how)
+            _refuse(group, how)
+
+    def _refuse_behind(self, group: Sequence[_Job[Any]], revision: Revision, committed: Revision) -> None:
+        """Fail the jobs, but for those that tell the others, if the store is or was behind `committed`, which was known
+        before the transaction began that has read `revision`."""
+        if revision < committed:
+            self._note_lost(f"it was at revision {committed}, and now it is at revision {revision}")
+        if self._lost is not None:
+            _refuse((job for job in group if not job.telling), self._lost)
+
+    def _note_lost(self, how: str) -> None:
+        self._lost = self._lost or how
+        self.on_went_back(how)
+
     # -- the writer's thread -----------------------------------------------------------------------------------
 
     def commit_group(self, group: list[_Write]) -> None:
@@ -534,7 +571,14 @@ class _Database:
         assert connection is not None
         token = secrets.randbits(62)
         try:
-            if not _evaluate_group(connection, group, token):
+            self._refuse_replaced(group)
+            _end_transaction(connection)  # what a failed group left behind
+            connection.execute("BEGIN IMMEDIATE")
+            before = _revision(connection)
+            self._refuse_behind(group, before, self._committed)
+            revision = _evaluate_group(connection, group, token, before)
+            if revision == before:
+                connection.execute("ROLLBACK")
                 return
         except _STORE_FAILURES as error:
             _forget(group)
@@ -547,6 +591,8 @@ class _Database:
             connection.execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - the verdicts stand already, and must not be told unproven
             self._settle(connection, group, token, error)
+            return
+        self._committed = revision
 
     def _settle(self, connection: sqlite3.Connection, group: list[_Write], token: int, error: BaseException) -> None:
         """COMMIT failed in some way: find out whether it took effect, and make sure that this remains true.
@@ -564,7 +610,7 @@ class _Database:
         except BaseException:  # noqa: BLE001 - as above
             for job in group:
                 changed, job.changes = job.changes is not None, None
-                if isinstance(job.outcome, InvalidBatch):
+                if isinstance(job.outcome, InvalidBatch | StoreWentBack):
                     continue
                 lost = f"the commit failed and could not be looked up: {_said(error)}"
                 job.outcome = OutcomeUnknown(lost) if changed else StoreUnavailable(lost)
@@ -580,9 +626,14 @@ class _Database:
         connection = self._reader
         assert connection is not None
         try:
+            self._refuse_replaced(group)
             _end_transaction(connection)
+            committed = self._committed
             connection.execute("BEGIN")
+            self._refuse_behind(group, _revision(connection), committed)
             for job in group:
+                if job.outcome is not None:
+                    continue
                 try:
                     job.outcome = job.query(connection)
                 except ValueError as error:  # a key that UTF-8 cannot express is the caller's error
@@ -596,20 +647,17 @@ class _Database:
 # -- one group, up to its commit -------------------------------------------------------------------------------
 
 
-def _evaluate_group(connection: sqlite3.Connection, group: list[_Write], token: int) -> bool:
-    """Set the outcome of every job, in a transaction that is ready to be committed; False if there is nothing to
-    commit."""
-    _end_transaction(connection)  # what a failed group left behind
-    connection.execute("BEGIN IMMEDIATE")
-    before = revision = _revision(connection)
+def _evaluate_group(connection: sqlite3.Connection, group: list[_Write], token: int, before: Revision) -> Revision:
+    """Set the outcome of every job that has none, in a transaction that is ready to be committed. Returns the revision
+    after it, which is `before` if there is nothing to commit."""
+    revision = before
     for job in group:
-        revision = _evaluate(connection, job, revision)
-    if revision == before:
-        connection.execute("ROLLBACK")
-        return False
-    connection.execute("UPDATE meta SET number = ? WHERE name = 'revision'", (revision,))
-    connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (token,))
-    return True
+        if job.outcome is None:
+            revision = _evaluate(connection, job, revision)
+    if revision > before:
+        connection.execute("UPDATE meta SET number = ? WHERE name = 'revision'", (revision,))
+        connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (token,))
+    return revision
 
 
 def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -> Revision:
@@ -665,11 +713,16 @@ def _write(
     return Written(revision, sorted(deleted), dict(batch.puts), known)
 
 
+def _refuse(group: Iterable[_Job[Any]], how: str) -> None:
+    for job in group:
+        job.outcome = StoreWentBack(behind(how))
+
+
 def _forget(group: list[_Write]) -> None:
     """Take back the outcomes of the jobs in a transaction that is gone."""
     for job in group:
         job.changes = None
-        if not isinstance(job.outcome, InvalidBatch):
+        if not isinstance(job.outcome, InvalidBatch | StoreWentBack):
             job.outcome = None
 
 
@@ -757,6 +810,17 @@ def _opening_failure(path: Path, error: sqlite3.Error) -> MetastoreError:
 
 
 # -- files -----------------------------------------------------------------------------------------------------
+
+
+def _identity(path: Path, known: tuple[int, int] | None = None) -> tuple[int, int] | None:
+    """Which file has this name; None if none has. It is the `known` one as long as nobody can tell."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return known
+    return found.st_dev, found.st_ino
 
 
 def _take_lock(path: Path) -> int:

@@ -113,6 +113,7 @@ class ZooKeeperStore(StoredIndexes):
             on_group=self.group_sent,
             on_lost=options.on_lost,
         )
+        connection.on_behind = self._went_back
         self._feeds: list[Feed] = []
         self._ephemerals: Ephemerals | None = None
         self._closed = False

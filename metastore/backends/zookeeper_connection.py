@@ -12,6 +12,12 @@ a connection, and *never* sends again by itself. Whether that may be done is dec
 a session in the order of its requests, and the server has caught up with its leader when `sync` is answered. Reads that
 are asked for in one round of the event loop share a `sync` and a multi-read, which is framed by two reads of the tip
 (see `zookeeper_reads`).
+
+**A new connection is compared before it is used.** A server refuses a client that has seen a later transaction than
+itself. That is not enough after a restore from a backup: an ensemble that elects a leader begins a new epoch, whose
+zxids are above those of all earlier ones, and a server that stands alone catches up, because each session that begins
+or ends counts. So the tip is read first. Its data version counts the applies: if that or the zxid is below one that was
+seen before, the store went back in time.
 """
 
 from __future__ import annotations
@@ -30,9 +36,10 @@ from kazoo.exceptions import KazooException, NoAuthError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
+from metastore.api import behind, is_telling
 from metastore.backends.credentials import InvalidCredentials, Login, Tls
-from metastore.backends.zookeeper_wire import NO_AUTH, Culprit, MultiRead, Node, Sync, get_children, get_data
-from metastore.background import Backoff
+from metastore.backends.zookeeper_wire import NO_AUTH, Culprit, MultiRead, Node, Stat, Sync, get_children, get_data
+from metastore.background import Backoff, in_background
 from metastore.errors import StoreUnavailable
 
 OPERATIONS_PER_READ = 500
@@ -149,7 +156,8 @@ class _Waiting:
 class ZooKeeperConnection:
     """One session at a time with the ensemble at `hosts`. `tip` is the znode that frames every read.
 
-    `on_state` is called in the event loop with True when a connection is there and with False when it is lost.
+    `on_state` is called in the event loop with True when a connection is there and with False when it is lost, and
+    `on_behind` once, if the store went back in time. From then on there is a connection for `telling_others` only.
     """
 
     def __init__(
@@ -175,6 +183,11 @@ class ZooKeeperConnection:
         self._connected = asyncio.Event()
         self._waiting: list[_Waiting] = []
         self.on_state: list[Callable[[bool], None]] = []
+        self.on_behind: Callable[[str], None] = lambda how: None
+        self._newest: Stat | None = None
+        self._behind: str | None = None
+        self._changes = 0
+        self._comparing: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -201,6 +214,9 @@ class ZooKeeperConnection:
 
     async def close(self) -> None:
         """End the session; ephemeral znodes go with it. Takes no longer than one attempt to connect."""
+        if self._comparing is not None:
+            self._comparing.cancel()
+            await asyncio.gather(self._comparing, return_exceptions=True)
         await asyncio.to_thread(self._client.stop)
         await asyncio.to_thread(self._client.close)
 
@@ -209,6 +225,39 @@ class ZooKeeperConnection:
             self._loop.call_soon_threadsafe(self._changed, state == KazooState.CONNECTED)
 
     def _changed(self, connected: bool) -> None:
+        self._changes += 1
+        if connected and self._newest is not None and self._behind is None:
+            self._comparing = in_background(self._compare(self._changes), "comparison of a ZooKeeper store")
+        else:
+            self._announce(connected)
+
+    async def _compare(self, change: int) -> None:
+        """Announce the connection when the tip was read on it, unless it is gone by then."""
+        backoff = Backoff()
+        tip: Found = None
+        while change == self._changes:
+            synced, answer = self.send(Sync(self._tip)), self.send(MultiRead([self._tip_read]))
+            try:
+                await synced
+                answered = await answer
+            except (LostError, StoreUnavailable):
+                await backoff.pause()
+                continue
+            if isinstance(answered, Culprit):  # every read will say so
+                self._announce(True)
+                return
+            (tip,) = answered
+            break
+        if change != self._changes:
+            return
+        assert self._newest is not None
+        how = _went_back(self._newest, tip.stat if isinstance(tip, Node) else None)
+        if how is not None:
+            self._behind = how
+            self.on_behind(how)
+        self._announce(True)
+
+    def _announce(self, connected: bool) -> None:
         if connected:
             self._log.said = ""
             self._connected.set()
@@ -237,12 +286,19 @@ class ZooKeeperConnection:
         return StoreUnavailable(f"ZooKeeper at {self.hosts} refuses {who}: the root belongs to another user")
 
     async def wait_connected(self, deadline: float | None = None) -> None:
-        """Raises `StoreUnavailable` when the deadline passes first."""
+        """Raises `StoreUnavailable` when the deadline passes first, and if the store went back in time."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._connected.wait()
         except TimeoutError:
             raise self.unavailable("there is no connection") from None
+        if self._behind is not None and not is_telling():
+            raise StoreUnavailable(behind(self._behind))
+
+    def learn(self, tip: Stat) -> None:
+        """How far the store was seen."""
+        if self._newest is None or tip.mzxid > self._newest.mzxid:
+            self._newest = tip
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -336,6 +392,8 @@ class ZooKeeperConnection:
         before, after = (found[0], found[-1]) if found else (None, None)
         if failure is None and not (isinstance(before, Node) and isinstance(after, Node)):
             failure = LostError("the root of the store is gone")
+        if failure is None and isinstance(after, Node):
+            self.learn(after.stat)
         position = 1
         for one in part:
             first, position = position, position + len(one.operations)
@@ -347,3 +405,15 @@ class ZooKeeperConnection:
             else:
                 assert isinstance(before, Node) and isinstance(after, Node)
                 one.answer.set_result(Reading(before, found[first:position], after))
+
+
+def _went_back(seen: Stat, tip: Stat | None) -> str | None:
+    """How the tip shows that the store contains less than was seen of it."""
+    if tip is None:
+        return "its root is gone"
+    applies = (tip.version - seen.version + (1 << 31)) % (1 << 32) - (1 << 31)  # it wraps around at 32 bits
+    if applies < 0:
+        return f"it has {-applies} changes less than it had"
+    if tip.mzxid < seen.mzxid:
+        return f"it was at revision {seen.mzxid}, and now it is at revision {tip.mzxid}"
+    return None

@@ -252,6 +252,9 @@ class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
                     # Only now, while the next one is in flight, because this takes as long as sending it.
                     self._answer(landed)
                 self._beliefs.bound()
+        except StoreUnavailable as went_back:
+            for member in self._unsent():
+                member.fail(went_back)
         finally:
             self._carrier = None
             for member in self._sent():
@@ -489,6 +492,7 @@ class ZooKeeperGroupCommit(PendingApplies[ZooKeeperApply]):
             await self._failed(request, outcome)
             return False
         assert isinstance(outcome, Stat)
+        self._connection.learn(outcome)
         self._note_applied(request, outcome.mzxid)
         return True
 

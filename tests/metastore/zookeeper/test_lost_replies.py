@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from metastore.api import telling_others
 from metastore.backends.zookeeper import ZooKeeperStore
 from metastore.backends.zookeeper_log import LogReader
 from metastore.backends.zookeeper_wire import Culprit, Multi, MultiRead, delete_op, get_children
-from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable, StoreWentBack
 from metastore.types import Absent, Applied, AtVersion, Batch, EmptyRange, FirstVersion
 from tests.metastore.zookeeper.conftest import OpenStore
 from tests.metastore.zookeeper.faults import (
@@ -235,4 +236,7 @@ async def test_an_ensemble_that_forgets_what_it_acknowledged_is_told(
     (answer,) = await together(store, [store.batch().put("/b", b"")])
     assert isinstance(answer, OutcomeUnknown if faults else Applied)
     assert store.lost_writes is not None and "was at version 3, and now it is at version 0" in store.lost_writes
-    await store.apply(store.batch().create("/c", b""))
+    with pytest.raises(StoreWentBack):
+        await store.apply(store.batch().create("/c", b""))
+    with telling_others():
+        await store.apply(store.batch().create("/c", b""))

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _ETCD = "metastore/backends/etcd_group_commit.py"
 _ETCD_MEMBERS = "metastore/backends/etcd_members.py"
 _ZOOKEEPER = "metastore/backends/zookeeper_group_commit.py"
+_ZOOKEEPER_CONNECTION = "metastore/backends/zookeeper_connection.py"
 _ZOOKEEPER_LOG = "metastore/backends/zookeeper_log.py"
 _ZOOKEEPER_HISTORY = "metastore/backends/zookeeper_history.py"
 _ZOOKEEPER_EPHEMERALS = "metastore/backends/zookeeper_ephemerals.py"
@@ -79,6 +80,34 @@ CLUSTERS = (
         "        if home is None:",
         tests=(
             "tests/metastore/zookeeper/test_lost_replies.py::test_an_ensemble_that_forgets_what_it_acknowledged_is_told",
+        ),
+    ),
+    Mutant(
+        "zookeeper-restored-server-is-taken",
+        "a new connection is compared with what was seen before it is used",
+        _ZOOKEEPER_CONNECTION,
+        "        if how is not None:\n",
+        "        if how is not None and change == 0:\n",
+        tests=(
+            "tests/metastore/zookeeper/test_restored.py::test_nothing_is_read_from_or_written_into_a_restored_server",
+        ),
+    ),
+    Mutant(
+        "zookeeper-applies-not-counted",
+        "zxids of a restored ensemble are above those that were seen: the number of applies tells",
+        _ZOOKEEPER_CONNECTION,
+        "    if applies < 0:\n",
+        "    if applies < 0 and tip.mzxid < seen.mzxid:\n",
+        tests=("tests/metastore/zookeeper/test_restored.py",),
+    ),
+    Mutant(
+        "zookeeper-waiting-is-served",
+        "what has waited for a connection is not sent to a store that went back",
+        _ZOOKEEPER_CONNECTION,
+        "        if self._behind is not None and not is_telling():\n",
+        "        if self._behind is not None and not self._changes:\n",
+        tests=(
+            "tests/metastore/zookeeper/test_restored.py::test_nothing_is_read_from_or_written_into_a_restored_server",
         ),
     ),
     Mutant(

@@ -9,6 +9,7 @@ The story, on every store and both kinds of storage:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -284,30 +285,62 @@ async def test_unknown_ledgers_can_be_set_aside(place: str, make_cluster: Callab
     assert await cluster.findings() == []
 
 
-async def test_a_cluster_that_runs_through_a_restore_stops(
-    etcd: Etcd, make_cluster: Callable[[str, str], Cluster]
-) -> None:
-    cluster = make_cluster("etcd", "files")
-    client = await cluster.start()
-    await client.create_topic("t")
-    etcd.back_up()
-    await send(client, "plain after")
-    async with client.transaction() as txn:
-        await send(client, "committed after", txn)
-    for guard in cluster.guards:
-        await guard.look()
-    etcd.restore()
+async def look(cluster: Cluster) -> None:
     for guard in cluster.guards:
         with suppress(StoreWentBack):  # the other one has noticed it, and they share their way to the store
             await guard.look()
-    for refused in (client.begin(), client.read_table("t"), client.create_topic("late")):
-        with pytest.raises(metatxn.StoreUnavailable, match="went back in time"):
-            await refused
+
+
+async def assert_refused(cluster: Cluster, why: str) -> None:
+    """Before any look of the guards, and after one."""
+    client = cluster.client
+    calls = (client.begin(), client.read_table("t"), client.create_topic("late"))
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(answer, metatxn.StoreUnavailable) and why in str(answer), answer
+    await look(cluster)
     assert await cluster.not_ready() == 2
+
+
+@pytest.mark.parametrize("kind", ["etcd", "zookeeper", "sqlite"])
+async def test_a_cluster_that_runs_through_a_restore_stops(
+    kind: str, request: pytest.FixtureRequest, make_cluster: Callable[[str, str], Cluster]
+) -> None:
+    """On etcd the next look notices it, on the others the next request, whoever sends it."""
+    store: RestorableStore = request.getfixturevalue(kind)
+    cluster = make_cluster(kind, "files")
+    client = await cluster.start()
+    await client.create_topic("t")
+    store.back_up_hot()
+    await send(client, "plain after")
+    async with client.transaction() as txn:
+        await send(client, "committed after", txn)
+    await look(cluster)
+    store.restore_under()
+    if kind == "etcd":
+        await look(cluster)
+    elif isinstance(store, ZooKeeper):
+        await store.answers(cluster.guards[0]._store)
+    await assert_refused(cluster, "went back in time")
     await cluster.stop()
+    with pytest.raises(StoreWentBack, match="metatxn store recover"):
+        await cluster.start()
     await cluster.recover(Wishes())
     client = await cluster.start()
     assert set(await values(client)) == {"plain after"}
+    await cluster.stop()  # before its server
+
+
+async def test_a_cluster_whose_file_is_exchanged_stops(
+    sqlite: SqliteFile, make_cluster: Callable[[str, str], Cluster]
+) -> None:
+    """What it would go on writing is in a file without a name."""
+    cluster = make_cluster("sqlite", "files")
+    client = await cluster.start()
+    await client.create_topic("t")
+    sqlite.back_up_hot()
+    await send(client, "plain after")
+    sqlite.move_over()
+    await assert_refused(cluster, "another file is at the place of metadata.db")
 
 
 async def test_the_ledgers_of_another_cluster_are_refused(
