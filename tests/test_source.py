@@ -242,6 +242,26 @@ def test_a_circle_is_noticed() -> None:
         list(TopologicalSorter(dependencies(trees)).static_order())
 
 
+MOST_LINES = 70
+"""Of a function, with its parameters and its docstring."""
+
+
+def long_functions(tree: ast.Module) -> list[str]:
+    functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [each.name for each in functions if (each.end_lineno or 0) - each.lineno >= MOST_LINES]
+
+
+def test_no_function_is_long() -> None:
+    """One that becomes longer is to be divided: it does several things, or its parameters belong together."""
+    assert [f"{path}, {name}" for path in modules() for name in long_functions(tree_of(path))] == []
+
+
+def test_a_long_function_is_noticed() -> None:
+    body = "    pass\n"
+    assert long_functions(ast.parse("def short():\n" + (MOST_LINES - 1) * body)) == []
+    assert long_functions(ast.parse("class Any:\n    async def long():\n" + MOST_LINES * f"    {body}")) == ["long"]
+
+
 def banned_calls(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
 from enum import StrEnum
@@ -89,25 +90,27 @@ def recover(
         "backup_ms": int(backup_time.timestamp() * 1000) if backup_time is not None else None,
     }
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            await (await services.connect_store(store, to_read=True)).close()  # it is not made here
-            opened = await services.connect_store(store)
-            stack.push_async_callback(opened.close)
-            try:
-                recovery: Any = await services.load("store_recovery")(opened, data_dir or [], storage or [], wishes)
-                stack.push_async_callback(recovery.close)
-                if yes:
-                    await _carried_out(recovery, as_json)
-                else:
-                    await _shown(recovery, as_json)
-            except CliError:
-                raise
-            except Exception as error:
-                log.debug("the recovery failed", exc_info=error)
-                raise CliError(f"cannot recover the store: {error or repr(error)}. {_action(error)}") from error
+    async def carry_out_or_show(recovery: Any) -> None:
+        await (_carried_out if yes else _shown)(recovery, as_json)
 
-    services.run_loop(main())
+    services.run_loop(_with_recovery(store, (data_dir or [], storage or [], wishes), carry_out_or_show))
+
+
+async def _with_recovery(store: str, what: tuple[Any, ...], work: Callable[[Any], Awaitable[None]]) -> None:
+    """Open the store, and do the work on its recovery. Raises `CliError`."""
+    async with AsyncExitStack() as stack:
+        await (await services.connect_store(store, to_read=True)).close()  # it is not made here
+        opened = await services.connect_store(store)
+        stack.push_async_callback(opened.close)
+        try:
+            recovery: Any = await services.load("store_recovery")(opened, *what)
+            stack.push_async_callback(recovery.close)
+            await work(recovery)
+        except CliError:
+            raise
+        except Exception as error:
+            log.debug("the recovery failed", exc_info=error)
+            raise CliError(f"cannot recover the store: {error or repr(error)}. {_action(error)}") from error
 
 
 async def _shown(recovery: Any, as_json: bool) -> None:

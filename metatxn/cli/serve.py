@@ -53,6 +53,17 @@ CoordinatorIdOption = Annotated[
         help="The first four hexadecimal digits of the transaction ids given out here. [default: the lowest free one]",
     ),
 ]
+DataDirOption = Annotated[
+    Path | None, typer.Option(help="Keep the ledgers as files here, on a local disk; one broker per directory.")
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Keep the ledgers as objects, shared by any number of brokers: s3://bucket/prefix, gs://…, az://…, "
+        "file:///directory or memory:///. Use this or --data-dir. Credentials come from the environment.",
+    ),
+]
 MaxLedgerOption = Annotated[
     int | None,
     typer.Option(
@@ -265,17 +276,8 @@ def broker(
     context: typer.Context,
     exposure: ExposureOptions,
     store: BrokerStoreOption = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Keep the ledgers as files here, on a local disk; one broker per directory.")
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Keep the ledgers as objects, shared by any number of brokers: s3://bucket/prefix, gs://…, az://…, "
-            "file:///directory or memory:///. Use this or --data-dir. Credentials come from the environment.",
-        ),
-    ] = None,
+    data_dir: DataDirOption = None,
+    storage: StorageOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = BROKER_PORT,
     max_ledger_bytes: MaxLedgerOption = None,

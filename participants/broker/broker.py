@@ -127,24 +127,9 @@ class Broker:
         self.announcement = Announcement(store, self.id, url, storage, clock, self.listeners)
         self._placement = None if storage.exclusive else self._new_placement(settle_ms)
         self._providers = providers or Providers()
-        self.watermark = watermark = Watermark(disk_watermark)
-        self._context = SegmentContext(
-            self.id,
-            url,
-            storage,
-            store,
-            self._mirror,
-            self._materializing,
-            clock,
-            metrics,
-            self._subscriptions_on,
-            max_ledger_bytes,
-            self._providers.transaction_buffer,
-            watermark,
-            listeners=self.listeners,
-            version=self.version,
-        )
+        self.watermark = Watermark(disk_watermark)
         self.metrics = self._metrics = metrics
+        self._context = self._new_context(max_ledger_bytes)
         self._upkeep: Upkeep | None = None
         self._reconcile_interval_s = reconcile_interval_ms / 1000
         self._segments: dict[str, Segment] = {}
@@ -169,6 +154,24 @@ class Broker:
         self._exit = AsyncExitStack()
         self._background: list[asyncio.Task[None]] = []
         self._resyncs_counted = 0
+
+    def _new_context(self, max_ledger_bytes: int) -> SegmentContext:
+        return SegmentContext(
+            self.id,
+            self.url,
+            self.storage,
+            self.store,
+            self._mirror,
+            self._materializing,
+            self.clock,
+            self._metrics,
+            self._subscriptions_on,
+            max_ledger_bytes,
+            self._providers.transaction_buffer,
+            self.watermark,
+            listeners=self.listeners,
+            version=self.version,
+        )
 
     def _new_placement(self, settle_ms: int) -> Placement:
         return Placement(
