@@ -16,7 +16,7 @@ from metatxn.wire.errors import MetatxnError
 
 CANNOT_BE_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """The errors of an output that takes no more, such as a full disk."""
-TIMES = frozenset({"created_ms", "deadline_ms", "finalized_ms", "updated_ms", "until_ms"})
+TIMES = frozenset({"created_ms", "deadline_ms", "finalized_ms", "renewed_ms", "updated_ms", "until_ms"})
 """The members of answers that are points in time; others are durations."""
 
 

@@ -25,7 +25,9 @@ import pytest
 
 import metatxn
 from metatxn.cli import topic as topic_commands
+from metatxn.cli.output import TIMES
 from metatxn.cli.times import duration_option, milliseconds_of
+from metatxn.wire.coordinator import TransactionHeader, TransactionKeyInfo
 from tests.forked import Metatxn
 from tests.metatxn.command_line import TIMEOUT_S, error_line, run, run_here
 from tests.metatxn.dev_server import DevServer
@@ -101,14 +103,20 @@ def test_a_time_in_a_table_is_a_date_and_so_is_its_name(ask: Callable[..., Any],
     key = f"k-{uuid.uuid4().hex[:12]}"
     epoch = ask("key", "connect", key)["epoch"]
     txn_id = ask("txn", "begin", "--timeout", "10m", "--key", key, "--epoch", str(epoch))["txn_id"]
+    ask("txn", "keep-alive", txn_id, "--timeout", "10m")
     for command, names in (
         (("txn", "show", txn_id), {"created", "deadline"}),
         (("key", "get", key), {"updated"}),
-        (("txn", "abort", txn_id), {"created", "finalized"}),
+        (("txn", "abort", txn_id), {"created", "finalized", "renewed"}),
     ):
         printed = dict(line.split(maxsplit=1) for line in cli(*command).stdout.splitlines() if line)
         assert not [name for name in printed if name.endswith("_ms")]
         assert all(datetime.fromisoformat(printed[name]).tzinfo for name in names), printed
+
+
+def test_every_time_of_a_transaction_or_a_key_is_known_as_one() -> None:
+    members = {*TransactionHeader.model_fields, *TransactionKeyInfo.model_fields}
+    assert {name for name in members if name.endswith("_ms")} <= TIMES
 
 
 def test_abort_by_hand(ask: Callable[..., Any], topic: str) -> None:
