@@ -35,7 +35,9 @@ from participants.service import BrokerService
 from tests.service.secured import Caller, secured
 from tests.service.security import TokenFile
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "ops" / "audit-log.schema.json").read_text())
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "ops" / "audit-log.schema.json").read_text())
+PAGE = (ROOT / "docs" / "operations.md").read_text()
 Lines = Callable[[], list[dict[str, Any]]]
 NOT_AUDITED = {
     "begin": "many; the header names the owner",
@@ -248,6 +250,16 @@ def test_a_change_of_the_tokens(tmp_path: Path, lines: Lines) -> None:
         (None, "rights.change", {"file": str(path)}, "allowed"),
         (None, "rights.change", {"file": str(path)}, "failed"),
     ]
+
+
+def test_the_page_names_every_verb() -> None:
+    """In its table `.drop` behind `subscription.create` is `subscription.drop`."""
+    (table,) = re.findall(r"\| verb \| object \|.*\n\|.*\n((?:\|.*\n)+)", PAGE)
+    verbs: list[str] = []
+    for row in table.splitlines():
+        for name in re.findall(r"`([\w.]+)`", row.split("|")[1]):
+            verbs.append(verbs[-1].rpartition(".")[0] + name if name.startswith(".") else name)
+    assert sorted(verbs) == sorted(SCHEMA["properties"]["verb"]["enum"])
 
 
 async def test_every_endpoint_that_changes_something_is_audited_or_has_a_reason(tmp_path: Path) -> None:
