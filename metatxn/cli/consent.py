@@ -28,6 +28,11 @@ class ConsentOptions:
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False
 
+    @property
+    def wants_effect(self) -> bool:
+        """Whether somebody would read what the command does before it does that."""
+        return self.dry_run or (not self.yes and at_terminal())
+
     def given(self, session: ServiceOptions, effect: Callable[[], str]) -> bool:
         """Whether to go on. `effect` says in one sentence what would happen; it is called only if somebody reads
         that. Raises `CliError` if the answer is not yes."""

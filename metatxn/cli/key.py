@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import metatxn
 from metatxn.cli.completion import complete_key
 from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import LimitOption, ServiceOptions, takes_session
@@ -50,8 +51,10 @@ def get(session: ServiceOptions, key: KeyArgument, owner: OwnerOption = None) ->
 
 @app.command(epilog="Example: metatxn key connect nightly -o json | jq .epoch")
 @takes_session
+@takes_consent
 def connect(
     session: ServiceOptions,
+    consent: ConsentOptions,
     key: KeyArgument,
     epoch: Annotated[
         int, typer.Option(min=-1, help="Connect only if this is the current epoch; -1 takes over from any holder.")
@@ -62,13 +65,28 @@ def connect(
     owner: OwnerOption = None,
 ) -> None:
     """Take over a key: abort its open transaction and fence its previous holder. Prints the new epoch, which `metatxn
-    txn begin --key` requires."""
+    txn begin --key` requires. A person is asked only if there is an open transaction."""
     with session.connect() as client:
+        if consent.wants_effect and not _may_connect(session, consent, client, key, owner):
+            return
         taken = client.connect_key(key, epoch, name, owner)
     if session.json:
         print_json(taken)
     else:
         print_fields(with_dates(as_json(taken)))
+
+
+def _may_connect(
+    session: ServiceOptions, consent: ConsentOptions, client: metatxn.Client, key: str, owner: str | None
+) -> bool:
+    try:
+        held = client.key(key, owner)
+    except metatxn.NotFound:
+        return consent.given(session, lambda: f"connect to the new key {key}.") if consent.dry_run else True
+    if held.txn_id is None and not consent.dry_run:
+        return True
+    open_ = f", and abort its transaction {short_id(held.txn_id)} unless it is prepared" if held.txn_id else ""
+    return consent.given(session, lambda: f"take over key {key} from its holder in epoch {held.epoch}{open_}.")
 
 
 @app.command(epilog="Example: metatxn key history nightly")

@@ -100,6 +100,8 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
         ("topic", "set", topic, "--unset", "roll_ms"): "to what counts without it.",
         ("policy", "set", "--cluster", "--ttl-ms", "5"): "the policy of the cluster: ttl_ms from no bound",
         ("subscription", "drop", topic, "billing"): "1 message not acknowledged, 0 consumers connected",
+        ("key", "connect", key): f"epoch 0, and abort its transaction {consent_id(txn.id)} unless",
+        ("key", "connect", "never-used"): "connect to the new key never-used.",
         ("key", "delete", key): f"abort its transaction {consent_id(txn.id)}",
         ("txn", "abort", txn.id): "nothing that was done in it will be visible",
     }
@@ -163,6 +165,19 @@ def test_only_an_abort_by_force_asks(cli: Callable[..., Done], client: metatxn.C
     done = cli("txn", "abort", txn.id, "--force", stdin="no\n")
     assert "abort the prepared transaction" in done.stderr and done.returncode == 1
     assert cli("txn", "abort", txn.id).stderr == ""
+
+
+@pytest.mark.usefixtures("terminal")
+def test_only_a_takeover_that_aborts_something_asks(cli: Callable[..., Done], client: metatxn.Client) -> None:
+    key = f"k-{uuid.uuid4().hex[:12]}"
+    assert cli("key", "connect", key).stderr == "", "nobody has it"
+    assert cli("key", "connect", key).stderr == "", "nothing is open"
+    txn = client.begin(key=key, epoch=client.key(key).epoch)
+    done = cli("key", "connect", key, stdin="no\n")
+    assert f"abort its transaction {consent_id(txn.id)}" in done.stderr and done.returncode == 1
+    assert client.attach(txn.id).refresh().state == "OPEN"
+    assert cli("key", "connect", key, "--yes").stderr == ""
+    assert client.attach(txn.id).refresh().state == "ABORTED"
 
 
 def consent_id(txn_id: str) -> str:
