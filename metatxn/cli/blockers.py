@@ -95,17 +95,23 @@ def print_blockers(found: Sequence[Blocker]) -> None:
         print_rows(BLOCKER_COLUMNS, [each.row for each in found])
 
 
-def note(topic: str, found: Sequence[Blocker]) -> str | None:
-    """One line for somebody who reads the topic and gets nothing more, or None if nothing is held back."""
+def note(topic: str, found: Sequence[Blocker], subscription: str | None = None) -> str | None:
+    """One line for a person who reads the topic and gets nothing more, or None if nothing is held back. With a
+    subscription it does not name the isolation that would read on."""
     if not found:
         return None
     first = found[0]
     who = "".join(f", {name} {value}" for name, value in (("owner", first.owner), ("key", first.key)) if value)
     number = len({each.txn_id for each in found})
     others = f", and {number - 1} more" if number > 1 else ""
+    names = f"`metatxn topic show {shlex.quote(topic)}` names the segments"
     return (
         f"an open transaction holds back what follows: {short_id(first.txn_id)} "
         f"(open for {duration(first.age_ms)}{who}){others}. "
-        f"`metatxn topic show {shlex.quote(topic)}` names the segments; "
-        "`--isolation read_uncommitted` reads all the same."
+        f"{names}{'; `--isolation read_uncommitted` reads all the same' if subscription is None else ''}."
     )
+
+
+def held_back(client: metatxn.Client, topic: str) -> list[Blocker]:
+    """The open transactions on all segments of a topic."""
+    return blockers(client, details(client, (each.segment for each in client.topic(topic).segments)).values())

@@ -15,10 +15,11 @@ from typing import Annotated, Any
 import typer
 
 import metatxn
-from metatxn.cli.blockers import Blocker, blockers, details, note, print_blockers
+from metatxn.cli.blockers import Blocker, blockers, details, held_back, note, print_blockers
 from metatxn.cli.columns import columns_text, parsed_columns
 from metatxn.cli.completion import complete_segment, complete_subscription, complete_topic, complete_txn
 from metatxn.cli.consent import ConsentOptions, check_administers, counted, takes_consent
+from metatxn.cli.following import FollowingNote
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import (
     JsonLines,
@@ -237,7 +238,10 @@ def consume(
         ),
     ] = None,
 ) -> None:
-    """Read messages. Without a subscription nothing is acknowledged, and the messages can be read again."""
+    """Read messages. Without a subscription nothing is acknowledged, and the messages can be read again.
+
+    If an open transaction holds back what follows, a note says which one.
+    """
     if txn is not None and subscription is None:
         raise CliError("--txn: nothing is acknowledged without --subscription. Name a subscription.")
     if compacted and subscription is not None:
@@ -259,18 +263,20 @@ def consume(
             parts = consumed_parts(consumer, inside, follow, limit)
         progress = stack.enter_context(ProgressLine("messages"))
         if follow:
-            follow_messages(session, progress.over(itertools.chain.from_iterable(parts)))
+            messages = progress.over(itertools.chain.from_iterable(parts))
+            if isolation is IsolationChoice.READ_COMMITTED:
+                messages = stack.enter_context(FollowingNote(client, topic, subscription)).over(messages)
+            follow_messages(session, messages)
             return
         printed = print_parts(session, parts, progress)
         if isolation is IsolationChoice.READ_COMMITTED and (limit is None or printed < limit):
-            say_what_holds_back(client, topic)
+            say_what_holds_back(client, topic, subscription)
 
 
-def say_what_holds_back(client: metatxn.Client, topic: str) -> None:
+def say_what_holds_back(client: metatxn.Client, topic: str, subscription: str | None) -> None:
     """Everything was read that can be read now. If more is there, say why it cannot."""
     try:
-        seen = details(client, (each.segment for each in client.topic(topic).segments))
-        said = note(topic, blockers(client, seen.values()))
+        said = note(topic, held_back(client, topic), subscription)
     except metatxn.MetatxnError:
         return  # what was asked for was done
     if said is not None:

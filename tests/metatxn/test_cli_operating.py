@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import queue
 import shlex
 import subprocess
 import uuid
@@ -20,7 +21,8 @@ from typing import Any, cast
 import pytest
 
 import metatxn
-from metatxn.cli import blockers, txn
+from metatxn.cli import blockers, following, txn
+from metatxn.cli.following import FollowingNote
 from metatxn.cli.main import run
 from metatxn.cli.options import CliError
 from metatxn.cli.times import delivery_time, milliseconds_of
@@ -89,6 +91,35 @@ def test_who_holds_readers_back_is_named_where_somebody_looks(
     eventually(lambda: len(ask("topic", "consume", topic)), 2)
     assert cli("topic", "consume", topic).stderr == ""
     assert ask("topic", "show", topic)["blockers"] == []
+
+
+@pytest.mark.parametrize("subscription", [None, "s"])
+def test_a_person_who_follows_is_told_what_holds_readers_back(
+    client: metatxn.Client,
+    held_back: tuple[str, str, str],
+    subscription: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once for each transaction, and with a subscription without the isolation that it ignores."""
+    topic, _, txn_id = held_back
+    notes: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(following, "FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(following, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(following, "print_note", notes.put)
+    with FollowingNote(client, topic, subscription) as watching:
+        messages = watching.over(client.reader(topic, follow=True))
+        assert next(messages).value == 1
+        said = notes.get(timeout=60)
+        assert f"{short_id(txn_id)} (open for " in said and "owner billing" in said
+        assert ("read_uncommitted" in said) is (subscription is None)
+        client.attach(txn_id).commit()
+        assert [next(messages).value for _ in range(2)] == [2, 3]
+        another = client.begin(timeout_ms=600_000)
+        with client.producer(topic) as producer:
+            producer.send(4, txn=another).result()
+        assert f"{short_id(another.id)} (open for " in notes.get(timeout=60)
+        another.abort()
+    assert notes.empty()
 
 
 def test_the_story_of_a_transaction(
