@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import metatxn
-from metatxn.cli.output import print_rows
+from metatxn.cli.output import print_note, print_rows
 from metatxn.wire.broker import OpenTransaction, SegmentDetail
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.words import duration, short_id
@@ -115,3 +115,13 @@ def note(topic: str, found: Sequence[Blocker], subscription: str | None = None) 
 def held_back(client: metatxn.Client, topic: str) -> list[Blocker]:
     """The open transactions on all segments of a topic."""
     return blockers(client, details(client, (each.segment for each in client.topic(topic).segments)).values())
+
+
+def say_what_holds_back(client: metatxn.Client, topic: str, subscription: str | None) -> None:
+    """Everything was read that can be read now. If more is there, say why it cannot."""
+    try:
+        said = note(topic, held_back(client, topic), subscription)
+    except metatxn.MetatxnError:
+        return  # what was asked for was done
+    if said is not None:
+        print_note(said)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from metatxn.cli.blockers import say_what_holds_back
 from metatxn.cli.completion import complete_subscription, complete_topic
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
@@ -129,7 +130,10 @@ def show(session: ServiceOptions, topic: TopicArgument, subscription: NameArgume
     """Show a subscription's progress on every segment, its consumers, its pending acknowledgements by transaction, and
     what keeps messages from being delivered in the order of their keys."""
     with session.connect() as client:
-        show_subscription(session, client.subscription(topic, subscription))
+        found = client.subscription(topic, subscription)
+        show_subscription(session, found)
+        if not session.json and found.isolation == "read_committed":
+            say_what_holds_back(client, found.topic, found.name)
 
 
 @app.command(epilog="Example: metatxn subscription seek orders billing --to 1h")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import metatxn
-from metatxn.cli.blockers import Blocker, blockers, details, held_back, note, print_blockers
+from metatxn.cli.blockers import Blocker, blockers, details, print_blockers, say_what_holds_back
 from metatxn.cli.columns import columns_text, parsed_columns
 from metatxn.cli.completion import complete_segment, complete_subscription, complete_topic, complete_txn
 from metatxn.cli.consent import ConsentOptions, check_administers, counted, takes_consent
@@ -28,7 +28,6 @@ from metatxn.cli.output import (
     print_fields,
     print_json,
     print_line,
-    print_note,
     print_rows,
     when,
 )
@@ -271,16 +270,6 @@ def consume(
         printed = print_parts(session, parts, progress)
         if isolation is IsolationChoice.READ_COMMITTED and (limit is None or printed < limit):
             say_what_holds_back(client, topic, subscription)
-
-
-def say_what_holds_back(client: metatxn.Client, topic: str, subscription: str | None) -> None:
-    """Everything was read that can be read now. If more is there, say why it cannot."""
-    try:
-        said = note(topic, held_back(client, topic), subscription)
-    except metatxn.MetatxnError:
-        return  # what was asked for was done
-    if said is not None:
-        print_note(said)
 
 
 def subscribed(client: metatxn.Client, topic: str, subscription: str, start: str) -> metatxn.Consumer:

@@ -93,6 +93,17 @@ def test_who_holds_readers_back_is_named_where_somebody_looks(
     assert ask("topic", "show", topic)["blockers"] == []
 
 
+def test_a_subscription_that_has_nothing_to_deliver_says_why(
+    cli: Callable[..., Done], ask: Callable[..., Any], held_back: tuple[str, str, str]
+) -> None:
+    topic, _, txn_id = held_back
+    ask("subscription", "create", topic, "s", "--initial", "latest")
+    assert f"holds back what follows: {short_id(txn_id)}" in cli("subscription", "show", topic, "s").stderr
+    assert cli("subscription", "show", topic, "s", "-o", "json").stderr == ""
+    ask("txn", "commit", txn_id)
+    eventually(lambda: cli("subscription", "show", topic, "s").stderr, "")
+
+
 @pytest.mark.parametrize("subscription", [None, "s"])
 def test_a_person_who_follows_is_told_what_holds_readers_back(
     client: metatxn.Client,
