@@ -135,7 +135,7 @@ def look(client: metatxn.Client, url: str) -> Findings:
     if found.blind:
         return found
     if found.answers("broker"):
-        found.problems += _of_topics(client, found, members.broker_urls)
+        found.problems += _of_topics(client, found, members.broker_urls, MOST_TOPICS)
     if found.answers("coordinator"):
         found.hanging, found.more_hanging = oldest_hanging(client)
         found.problems += hanging_problems(found.hanging, more=found.more_hanging)
@@ -163,9 +163,11 @@ def _rates(client: metatxn.Client, services: Sequence[AskedService]) -> dict[str
     return {name: round(rate, 3) for name, rate in rates.items()}
 
 
-def _of_topics(client: metatxn.Client, found: Findings, brokers: set[str]) -> Iterator[HealthProblem]:
+def _of_topics(
+    client: metatxn.Client, found: Findings, brokers: set[str], most: int | None = None
+) -> Iterator[HealthProblem]:
     for topic in client.topics():
-        if found.topics == MOST_TOPICS:
+        if found.topics == most:
             found.more_topics = True
             return
         found.topics += 1
@@ -173,7 +175,7 @@ def _of_topics(client: metatxn.Client, found: Findings, brokers: set[str]) -> It
 
 
 def unserved_segments(client: metatxn.Client, brokers: set[str]) -> Iterator[HealthProblem]:
-    """Those of the first topics by name that none of these brokers serves."""
+    """Those of all topics that none of these brokers serves."""
     return _of_topics(client, Findings(), brokers)
 
 
@@ -190,13 +192,19 @@ def hanging_problems(found: Iterable[HangingTransaction], *, more: bool) -> Iter
         yield HealthProblem("transactions", what, "List them: metatxn txn hanging")
 
 
+def _topics_text(found: Findings) -> str:
+    if not found.more_topics:
+        return f"{found.topics}"
+    return f"more than {found.topics}, of which the first {found.topics} were looked at (`metatxn doctor` looks at all)"
+
+
 def _print(found: Findings) -> None:
     shown = found.as_object()
     store, open_ = shown["store"], shown["open_transactions"]
     fields = {
         "cluster": "unhealthy, see below" if found.problems else "healthy",
         "store": _store_text(store) if store else found.store_away.text if found.store_away else "no answer",
-        "topics": UNKNOWN if found.blind else f"{found.topics}{' or more' if found.more_topics else ''}",
+        "topics": UNKNOWN if found.blind else _topics_text(found),
         "transactions": _open_text(open_, found.store_away) if open_ else "not counted yet",
         "hanging": UNKNOWN if found.blind else f"{len(found.hanging)}{' or more' if found.more_hanging else ''}",
         "garbage": _garbage(found.statuses) or "not looked at yet",

@@ -10,6 +10,7 @@ import base64
 import json
 import ssl
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from metastore.txn.records.processes import BrokerRecord
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.store import INDEXES
 from metatxn.cli import doctor, status
+from metatxn.wire.broker import TopicInfo
 from metatxn.wire.models import BrokerProcess, DiskSpace
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
@@ -159,10 +161,18 @@ def test_a_broker_that_drains_is_named_as_advice() -> None:
     assert ("drain", "cluster") in wrong(services)
 
 
-def test_segments_without_a_broker() -> None:
-    services = Services()
+def test_segments_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all topics, also behind those at which `metatxn status` looks."""
+
+    class Ordered(Services):
+        def topics(self) -> Iterator[TopicInfo]:
+            return reversed(list(super().topics()))
+
+    services = Ordered()
     services.segment.owner = None
+    monkeypatch.setattr(status, "MOST_TOPICS", 1)
     assert wrong(services) == [("segments", f"segment {services.segment.segment}")]
+    assert not status.look(cast(metatxn.Client, services), COORDINATOR.url).problems, "and it says so"
 
 
 def jwt(**claims: Any) -> str:

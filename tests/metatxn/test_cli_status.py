@@ -138,7 +138,7 @@ def test_nothing_is_wrong_with_these(monkeypatch: pytest.MonkeyPatch, capsys: py
     for words in (
         "etcd, revision 7, read in 1.0 ms, 3.0 MiB",
         "2 open",
-        "1 or more",
+        "more than 1, of which the first 1 were looked at (`metatxn doctor` looks at all)",
         "1d 1h",
         "21 % of 100",
         garbage,
