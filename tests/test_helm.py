@@ -15,6 +15,8 @@ import yaml
 from metatxn.cli.main import app
 from metatxn.service.server import GRACE_S
 from participants.service import DRAIN_TIMEOUT_MS
+from tests.ops.test_dashboards import expressions
+from tests.ops.test_rules import RULES, rules
 from tests.test_compose import DOCKERFILE
 from tests.test_project import PROJECT
 
@@ -53,6 +55,19 @@ def test_it_is_of_this_version_and_its_user_is_that_of_the_image() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == PROJECT["project"]["version"]
     assert re.findall(r"runAsUser: (\d+)", TEMPLATES) == re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)[:1]
+
+
+def test_prometheus_finds_its_services_under_the_jobs_that_rules_and_dashboards_ask_for() -> None:
+    """The job is what the label of the service says that the ServiceMonitor names."""
+    (label,) = re.findall(r"^  jobLabel: (\S+)$", TEMPLATES, re.MULTILINE)
+    services = (CHART / "templates" / "services.yaml").read_text()
+    values = re.findall(rf"^    {re.escape(label)}: (.+)$", services, re.MULTILINE)
+    jobs = {each.replace("{{ $component }}", name) for each in values for name in ("coordinator", "broker")}
+    config = yaml.safe_load(RULES.with_name("prometheus.yml").read_text())
+    assert jobs == {each["job_name"] for each in config["scrape_configs"]}
+    asked = [*(rule["expr"] for rule in rules()), *expressions()]
+    selected = {pattern for each in asked for pattern in re.findall(r'\bjob=~?"([^"]*)"', each)}
+    assert selected and all(re.fullmatch(pattern, job) for pattern in selected for job in jobs)
 
 
 def test_a_stop_is_not_cut_off() -> None:

@@ -11,6 +11,8 @@ import kubernetes_validate
 import yaml
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "metatxn"
+PROMETHEUS = CHART.parents[2] / "ops" / "prometheus" / "prometheus.yml"
+JOBS = {job["job_name"] for job in yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]}
 STORE = "store=etcd://etcd:2379"
 ANONYMOUS = "security.allowAnonymous=true"
 VERSIONS = ("1.28", "1.33")
@@ -53,6 +55,7 @@ def main(helm: str) -> None:
         for document in documents:
             _validate(name, document)
             _mounts_what_there_is(name, document)
+        _has_the_jobs_of_the_rules(name, documents)
         sys.stdout.write(f"{name}: {len(documents)} objects\n")
     for name, settings in REFUSED.items():
         given = [KUBERNETES, *(each for setting in settings for each in ("--set", setting))]
@@ -88,6 +91,16 @@ def _mounts_what_there_is(case: str, document: dict[str, Any]) -> None:
     for container in pods["containers"]:
         mounted = {each["name"] for each in container["volumeMounts"]}
         assert mounted == there, f"{case}: {document['kind']} {document['metadata']['name']}: {mounted ^ there}"
+
+
+def _has_the_jobs_of_the_rules(case: str, documents: list[dict[str, Any]]) -> None:
+    """What the ServiceMonitor selects gets the names of jobs that `ops/prometheus` uses."""
+    for monitor in (each for each in documents if each["kind"] == "ServiceMonitor"):
+        labels = [each["metadata"]["labels"] for each in documents if each["kind"] == "Service"]
+        (expression,) = monitor["spec"]["selector"]["matchExpressions"]
+        selected = [each for each in labels if each.get(expression["key"]) in expression["values"]]
+        jobs = {each.get(monitor["spec"]["jobLabel"]) for each in selected}
+        assert jobs == JOBS, f"{case}: the jobs of the ServiceMonitor are {jobs}"
 
 
 main(sys.argv[1])
