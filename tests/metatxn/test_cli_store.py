@@ -18,9 +18,12 @@ from typing import Any
 import pytest
 
 import metatxn
+from metastore.backends.sqlite import SqliteStore
 from metastore.txn.id_blocks import BLOCK_SIZE
+from metastore.txn.store import INDEXES
 from metatxn.cli import backup, progress
 from metatxn.cli.main import run as run_command
+from metatxn.cli.store import EMPTY
 from tests.metatxn.command_line import error_line, logs_as_before, run, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.test_cli_progress import Stream
@@ -93,6 +96,19 @@ def test_sizes_are_those_of_what_is_dumped(url: str) -> None:
     assert sequence["bytes"] == len(key) + len(str(value))
     lines = run_here("store", "sizes", "--store", url).stdout.splitlines()
     assert lines[0].split() == ["KEYS", "BEGIN", "WITH", "RECORDS", "SIZE"] and len(lines) == 1 + len(counted)
+
+
+async def test_an_empty_store_is_said_to_be_empty(tmp_path: Path) -> None:
+    """Perhaps it is another one than was meant. JSON has nothing but the answer."""
+    await (await SqliteStore.open(tmp_path / "metadata.db", INDEXES)).close()
+    store = store_url(tmp_path)
+    checked, dumped, sizes = [run("store", name, "--store", store) for name in ("check", "dump", "sizes")]
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, f"{EMPTY}\n", "")
+    assert (dumped.returncode, dumped.stdout, dumped.stderr) == (0, "", f"note: {EMPTY}\n")
+    assert sizes.returncode == 0 and sizes.stderr == f"note: {EMPTY}\n"
+    as_json = run("store", "check", "--store", store, "-o", "json")
+    assert (as_json.returncode, as_json.stdout, as_json.stderr) == (0, "[]\n", f"note: {EMPTY}\n")
+    assert run("store", "dump", "--store", store, "--prefix", "/txn/").stderr == "", "nothing has this prefix"
 
 
 def test_check_of_a_damaged_store(url: str, tmp_path: Path) -> None:

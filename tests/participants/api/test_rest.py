@@ -544,6 +544,15 @@ async def test_isolation_decides_what_is_read(process: BrokerProcess, world: Wor
     assert found["revision"] >= after and len(found["messages"]) == 1
 
 
+async def test_a_segment_tells_what_goes_through_it(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    process.broker.look_at_traffic()
+    await append(process, segment, b"D" * 60)
+    process.broker.look_at_traffic()
+    rates = (await process.http.get(f"/v1/segments/{enc(segment)}")).json()["rates"]
+    assert rates["bytes_in"] >= 60 * rates["messages_in"] > 0 == rates["messages_out"] == rates["bytes_out"]
+
+
 async def test_a_segment_tells_who_holds_it_back(process: BrokerProcess, world: World) -> None:
     (segment,) = await process.create("t")
     one, two = await world.begin(), await world.begin()
