@@ -275,5 +275,5 @@ def _row(found: dict[str, Any]) -> list[Any]:
     return [found["backup"], when(found["finished_ms"]), *facts, size, copied, found["release"]]
 
 
-def _megabytes(progress: ProgressLine) -> Callable[[int], None]:
-    return lambda size: progress.at(size // MEGABYTE)
+def _megabytes(progress: ProgressLine) -> Callable[[int, int], None]:
+    return lambda size, total: progress.at(size // MEGABYTE, total // MEGABYTE)

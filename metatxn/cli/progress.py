@@ -39,9 +39,10 @@ class ProgressLine:
         self._shown = False
         self.done = 0
 
-    def at(self, done: int) -> None:
-        """So many are done."""
+    def at(self, done: int, total: int | None = None) -> None:
+        """The number that is done, and that of all if it is known only now."""
         self.done = done
+        self._total = self._total or total
         if self._shows and self._clock() >= self._next:
             print(f"{_CLEAR}{self._bar()}{self.done:,} {self._what}", end="", file=sys.stderr, flush=True)
             self._next = self._clock() + EVERY_S

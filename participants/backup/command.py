@@ -23,7 +23,7 @@ from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.objects import LEDGERS
 from participants.ledger.storage import LedgerStorage
 
-_Progress = Callable[[int], None]
+_Progress = Callable[[int, int], None]
 
 
 class Backups:

@@ -7,7 +7,7 @@ decided one is written twice here, too. Entries of indexes come with their recor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from metastore.api import MetadataStore
 from metastore.slices import slices
@@ -21,8 +21,11 @@ _AT_ONCE = 8
 Pair = tuple[str, bytes]
 
 
-async def load_records(store: MetadataStore, records: Sequence[Pair]) -> None:
-    """Write these records, none of which exists yet. Raises `CheckFailed` if one does, and the store's errors."""
+async def load_records(
+    store: MetadataStore, records: Sequence[Pair], wrote: Callable[[int], None] = lambda size: None
+) -> None:
+    """Write these records, none of which exists yet. `wrote` is told the sizes. Raises `CheckFailed` if one exists, and
+    the store's errors."""
     indexes = tuple(index.root for index in store.indexes)
     own = [record for record in records if not record[0].startswith(indexes)]
     turns = asyncio.Semaphore(_AT_ONCE)
@@ -30,6 +33,7 @@ async def load_records(store: MetadataStore, records: Sequence[Pair]) -> None:
     async def write(some: Sequence[Pair]) -> None:
         async with turns:
             await _write(store, some)
+        wrote(sum(len(key) + len(value) for key, value in some))
 
     parts = slices(store, own, _TOGETHER, lambda batch, record: batch.create(*record))
     await asyncio.gather(*(write(some) for some in parts))

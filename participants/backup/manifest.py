@@ -89,6 +89,10 @@ class Manifest(JsonRecord):
     def ledger_bytes(self) -> int:
         return sum(ledger.size_bytes for ledger in self.ledgers)
 
+    @property
+    def record_bytes(self) -> int:
+        return sum(page.bytes for page in self.pages)
+
     def to_bytes(self) -> bytes:
         body = self.encode()
         return described(body) + body

@@ -106,7 +106,7 @@ async def is_begun(
 
 class BackupRestorer:
     """Into `store` and `storages`, over which the segments of the former storages are divided. `progress` is told how
-    many bytes of ledgers were written."""
+    many bytes of ledgers and records were written, and how many there are."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class BackupRestorer:
         storages: Sequence[LedgerStorage],
         place: BackupPlace,
         clock: Clock,
-        progress: Callable[[int], None] = lambda _: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self._store = store
         self._storages = list(storages)
         self._place = place
         self._clock = clock
         self._progress = progress
-        self._written = 0
+        self._written = self._total = 0
         self._left_out = 0
 
     async def restore(self, manifest: Manifest, *, keep_open: bool = False) -> Restored:
@@ -131,13 +131,14 @@ class BackupRestorer:
         if await is_begun(manifest, self._store, self._storages, now_ms):
             await self._empty(manifest)
         records = [each async for each in read_records(self._place, manifest)]
+        self._total = manifest.ledger_bytes + sum(len(key) + len(value) for key, value in records)
         marked, incarnation = await self._begin(manifest, records, now_ms)
         to = {old: self._storages[n % len(self._storages)] for n, old in enumerate(_storages_of(records))}
         here = await self._ledgers(manifest, Cut(records), to)
         changed = [
             await _as_here(key, value, here, to) for key, value in records if not key.startswith(_OF_PROCESSES + _OWN)
         ]
-        await load_records(self._store, changed)
+        await load_records(self._store, changed, self._wrote)
         await leap(self._store, now_ms)
         await give_up_merges(self._store)
         decided = await self._end_open_transactions(now_ms, keep_open)
@@ -200,8 +201,11 @@ class BackupRestorer:
         return written
 
     async def _pace(self, size: int) -> None:
+        self._wrote(size)
+
+    def _wrote(self, size: int) -> None:
         self._written += size
-        self._progress(self._written)
+        self._progress(self._written, self._total)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

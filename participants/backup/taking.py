@@ -68,7 +68,8 @@ class _AgainError(Exception):
 
 
 class BackupTaker:
-    """`progress` is told how many bytes of ledgers were read, some of them twice."""
+    """`progress` is told how many bytes of ledgers were read, some of them twice, and 0: nobody knows how many there
+    are."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class BackupTaker:
         place: BackupPlace,
         clock: Clock,
         release: str,
-        progress: Callable[[int], None] = lambda _: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self._store = store
         self._storages = {storage.storage_id: storage for storage in storages}
@@ -230,7 +231,7 @@ class BackupTaker:
             await self._place.put_chunk(copy, chunk, content)
             chunks.append(chunk)
             self._read_bytes += len(content)
-            self._progress(self._read_bytes)
+            self._progress(self._read_bytes, 0)
             at = end
         return copy.model_copy(update={"chunks": tuple(chunks)})
 

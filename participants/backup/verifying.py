@@ -19,16 +19,16 @@ _OF_REVISIONS = (paths.GC_HORIZON,)
 
 
 async def problems_of(
-    place: BackupPlace, manifest: Manifest, progress: Callable[[int], None] = lambda _: None
+    place: BackupPlace, manifest: Manifest, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> AsyncIterator[str]:
-    """What is wrong, one sentence each. `progress` is told how many bytes of ledgers were read. Raises
+    """What is wrong, one sentence each. `progress` is told how many bytes were read, and how many there are. Raises
     `StorageFailed`."""
-    read_bytes = 0
+    read_bytes, total_bytes = 0, manifest.ledger_bytes + manifest.record_bytes
     for copy in manifest.ledgers:
         try:
             async for frames in frames_of_copy(place, copy):
                 read_bytes += sum(len(frame.data) for frame in frames)
-                progress(read_bytes)
+                progress(read_bytes, total_bytes)
             await read_hidden(place, copy)
         except BackupDamaged as error:
             yield str(error)
@@ -36,6 +36,7 @@ async def problems_of(
     try:
         records = [record async for record in read_records(place, manifest) if record[0] not in _OF_REVISIONS]
         await load_records(store, records)
+        progress(total_bytes, total_bytes)
         async for finding in StoreCheck(store).findings():
             yield f"{finding.key}: {finding.problem}"
     except BackupDamaged as error:

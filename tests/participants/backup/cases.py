@@ -67,6 +67,8 @@ class BackupCase:
         self.place = BackupPlace(Bucket(MemoryObjects()))
         self.restored = World(directory / "restored", device, into)
         self.restored._time_ms = count(RESTORED_MS)
+        self.restoring: list[tuple[int, int]] = []
+        """What was told of how far the restore is."""
 
     async def lawful(self) -> None:
         """The records that belong to the segment of the world."""
@@ -97,7 +99,8 @@ class BackupCase:
     async def restore(self, manifest: Manifest, **options: Any) -> Restored:
         self.device = self.restored.new_device("restored")
         async with await self.device.open() as storage:
-            restorer = BackupRestorer(self.restored.store.inner, [storage], self.place, self.restored.now_ms)
+            store, clock = self.restored.store.inner, self.restored.now_ms
+            restorer = BackupRestorer(store, [storage], self.place, clock, lambda *told: self.restoring.append(told))
             return await restorer.restore(manifest, **options)
 
     async def served(self, segment: str = SEGMENT) -> Segment:

@@ -22,6 +22,7 @@ from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.types import Applied, Batch
 from metastore.versions import SPEAKS
+from participants.backup import verifying
 from participants.backup.manifest import Manifest
 from participants.backup.restoring import BackupRestorer, ClockBehind, NotEmpty, Restored, is_begun
 from participants.ledger.storage import LedgerStorage
@@ -30,6 +31,22 @@ from participants.restored.seen_store import SeenStore
 from tests.coordinator.stores import WrappedStore
 from tests.participants.backup.cases import RESTORED_MS, BackupCase
 from tests.participants.segment.world import SEGMENT, committed, materialized, publish, uncommitted
+
+
+async def test_it_is_known_how_far_it_is(case: BackupCase) -> None:
+    """In bytes of ledgers and records, for `metatxn backup verify` and `restore`."""
+    segment = await case.begin()
+    for number in range(3):
+        await publish(segment, f"{number}" * 1_000)
+    manifest = await case.take()
+    checking: list[tuple[int, int]] = []
+    problems = verifying.problems_of(case.place, manifest, lambda *told: checking.append(told))
+    assert [each async for each in problems] == []
+    await case.restore(manifest)
+    for told in (checking, case.restoring):
+        done, totals = [each[0] for each in told], {each[1] for each in told}
+        assert done == sorted(done) and done[0] < done[-1] and len(totals) == 1
+        assert done[0] > 3_000 and 0.8 < done[-1] / totals.pop() <= 1
 
 
 async def test_no_number_is_given_out_again(case: BackupCase) -> None:
