@@ -66,8 +66,10 @@ def test_prometheus_finds_its_services_under_the_jobs_that_rules_and_dashboards_
     config = yaml.safe_load(RULES.with_name("prometheus.yml").read_text())
     assert jobs == {each["job_name"] for each in config["scrape_configs"]}
     asked = [*(rule["expr"] for rule in rules()), *expressions()]
-    selected = {pattern for each in asked for pattern in re.findall(r'\bjob=~?"([^"]*)"', each)}
-    assert selected and all(re.fullmatch(pattern, job) for pattern in selected for job in jobs)
+    selected = {found for each in asked for found in re.findall(r'\bjob(=~?)"([^"]*)"', each)}
+    patterns = {text for operator, text in selected if operator == "=~"}
+    assert patterns and all(re.fullmatch(pattern, job) for pattern in patterns for job in jobs)
+    assert {text for operator, text in selected if operator == "="} <= jobs
 
 
 def test_a_stop_is_not_cut_off() -> None:

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("serviceMonitor.enabled=true", "serviceMonitor.tokenSecret=scrape", "broker.volume.storageClass=fast"),
         *("coordinator.extraArgs={--gc-retention-ms=60000}", "imagePullSecrets[0].name=pull"),
         *("coordinator.nodeSelector.disk=ssd", "broker.podAnnotations.note=yes", "security.ownAuthority=true"),
-        "serviceMonitor.tlsConfig.ca.secret.name=tls",
+        *("serviceMonitor.tlsConfig.ca.secret.name=tls", "serviceMonitor.cluster=prod"),
     ),
     "TLS and an object store": (STORE, ANONYMOUS, "security.tlsSecret=tls", "broker.storage=s3://bucket/prefix"),
     "a store with TLS and users": (

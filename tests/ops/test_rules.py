@@ -19,7 +19,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from participants.service import BrokerService
 from tests.links import anchors
-from tests.ops.series import FAULTS, HEALTHY, C
+from tests.ops.series import FAULTS, HEALTHY, B, C
 from tests.test_contract import exposed, metrics_of_coordinator
 
 ROOT = Path(__file__).parents[2]
@@ -35,12 +35,16 @@ def rules() -> Iterator[dict[str, Any]]:
 ALERTS = [rule for rule in rules() if "alert" in rule]
 
 
+def as_input(series: dict[str, str]) -> list[dict[str, str]]:
+    return [{"series": each, "values": values} for each, values in series.items()]
+
+
 def story(name: str, changes: dict[str, str], firing: list[str]) -> dict[str, Any]:
     """A test of promtool: exactly these alerts fire, each once."""
-    series = [{"series": each, "values": values} for each, values in (HEALTHY | changes).items()]
     expected = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in firing]
     expression = 'count by (alertname) (ALERTS{alertstate="firing"})'
     expectation = {"expr": expression, "eval_time": LATE, "exp_samples": expected}
+    series = as_input(HEALTHY | changes)
     return {"interval": "1m", "name": name, "input_series": series, "promql_expr_test": [expectation]}
 
 
@@ -62,6 +66,32 @@ def test_each_alert_fires_on_its_fault_and_none_on_a_healthy_cluster(tmp_path: P
     assert [alert["alert"] for alert in ALERTS] == [*FAULTS]
     stories = [story(name, changes, [name]) for name, changes in FAULTS.items()]
     done = judged(tmp_path, [story("healthy", {}, []), *stories])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def of_cluster(name: str, series: dict[str, str]) -> dict[str, str]:
+    """The same with a label that tells the cluster."""
+    return {each.replace("{", f'{{cluster="{name}",', 1): values for each, values in series.items()}
+
+
+def test_a_second_cluster_neither_hides_a_fault_nor_makes_one(tmp_path: Path) -> None:
+    """It is on the whole healthy, has topics of the same names, and another release."""
+    newer = {each.replace('version="1"', 'version="3"'): values for each, values in HEALTHY.items()}
+    stories = []
+    cases: dict[str, dict[str, str]] = {"healthy": {}, **FAULTS}
+    for name, changes in cases.items():
+        both = of_cluster("second", newer) | of_cluster("first", HEALTHY | changes)
+        stories.append(story(name, {}, [name] if changes else []) | {"input_series": as_input(both)})
+    done = judged(tmp_path, stories)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("gone", [B, C])
+def test_services_that_are_no_targets_any_more_are_down(tmp_path: Path, gone: str) -> None:
+    """Where Prometheus finds none, it scrapes none, and none is down."""
+    left = {each: values for each, values in HEALTHY.items() if each != f"up{{{gone}}}"}
+    without = story("none is found", {}, ["MetatxnServiceDown"]) | {"input_series": as_input(left)}
+    done = judged(tmp_path, [without])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
