@@ -46,7 +46,7 @@ async def test_it_is_known_how_far_it_is(case: BackupCase) -> None:
     for told in (checking, case.restoring):
         done, totals = [each[0] for each in told], {each[1] for each in told}
         assert done == sorted(done) and done[0] < done[-1] and len(totals) == 1
-        assert done[0] > 3_000 and 0.8 < done[-1] / totals.pop() <= 1
+        assert done[0] > 0 and 0.8 < done[-1] / totals.pop() <= 1
 
 
 async def test_no_number_is_given_out_again(case: BackupCase) -> None:
