@@ -29,6 +29,8 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.cli.main import app as command_line
+from metatxn.cli.serve import FROM_ENVIRONMENT
+from metatxn.cli.settings import SERVERS
 from metatxn.service.direct import add_routes
 from metatxn.service.limits import Limits
 from metatxn.wire.errors import BY_CODE
@@ -290,7 +292,12 @@ def test_every_option_that_the_text_names_exists() -> None:
 def test_the_page_has_every_variable_and_no_other() -> None:
     known = {str(option.envvar) for each in COMMANDS.values() for option in each.values() if option.envvar}
     assert tables(SECTIONS["environment"], "variable").keys() == known
-    assert set(re.findall(r"METATXN_\w+", PAGE)) == known
+    prefix = FROM_ENVIRONMENT["auto_envvar_prefix"]
+    named = set(re.findall(r"METATXN_\w+", PAGE))
+    assert {name for name in named if not name.startswith(prefix)} == known
+    of_servers = {option for server in SERVERS for option in COMMANDS[f"metatxn {server}"]}
+    shown = {name.removeprefix(f"{prefix}_").replace("_", "-").lower() for name in named if name.startswith(prefix)}
+    assert {f"--{name}" for name in shown - {""}} <= of_servers and "" in shown
 
 
 async def test_the_page_has_every_metric_and_no_other() -> None:

@@ -30,7 +30,7 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
 )
-app.callback()(serve.broker)
+app.callback(context_settings=serve.FROM_ENVIRONMENT)(serve.broker)
 
 BrokerArgument = Annotated[
     str,

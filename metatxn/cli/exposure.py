@@ -10,6 +10,7 @@ import typer
 
 from metatxn.cli import services
 from metatxn.cli.options import CliError, takes
+from metatxn.cli.times import duration_parser
 
 
 class ServerExposure(Protocol):
@@ -67,14 +68,27 @@ class ExposureOptions:
         float | None, typer.Option(min=0.01, help="Rate limit for each principal or address. [default: no limit]")
     ] = None
     body_timeout_ms: Annotated[
-        int | None, typer.Option(min=1, help="Time for a request body to arrive. [default: 60000]")
+        int | None,
+        typer.Option(
+            parser=duration_parser(1), metavar="DURATION", help="Time for a request body to arrive. [default: 60000]"
+        ),
     ] = None
     request_timeout_ms: Annotated[
-        int | None, typer.Option(min=1, help="Time for an answer; longer than the longest long poll. [default: 120000]")
+        int | None,
+        typer.Option(
+            parser=duration_parser(1),
+            metavar="DURATION",
+            help="Time for an answer; longer than the longest long poll. [default: 120000]",
+        ),
     ] = None
 
     slow_request_ms: Annotated[
-        int | None, typer.Option(min=1, help="An answer that takes longer has a line in the log. [default: 1000]")
+        int | None,
+        typer.Option(
+            parser=duration_parser(1),
+            metavar="DURATION",
+            help="An answer that takes longer has a line in the log. [default: 1000]",
+        ),
     ] = None
 
     def open(self, *hosts: str) -> ServerExposure:

@@ -55,8 +55,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # our texts use literal brackets
 )
-app.command(epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471")(serve.dev)
-app.command(epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod")(serve.coordinator)
+app.command(
+    context_settings=serve.FROM_ENVIRONMENT,
+    epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471",
+)(serve.dev)
+app.command(
+    context_settings=serve.FROM_ENVIRONMENT,
+    epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod",
+)(serve.coordinator)
 app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
 app.command(epilog="Example: metatxn doctor --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(doctor.doctor)
 app.command("audit-log", epilog="Example: metatxn --url http://10.0.0.2:8471 audit-log")(audit_log.audit_log)

@@ -12,7 +12,7 @@ import typer
 from metatxn.cli.consent import ConsentOptions, check_administers_all, takes_consent
 from metatxn.cli.options import CliError, ServiceOptions, takes, takes_session
 from metatxn.cli.output import print_json, print_rows
-from metatxn.cli.times import DURATION_HELP, duration_option, policy_time
+from metatxn.cli.times import DURATION_HELP, duration_option, duration_parser
 from metatxn.wire.policies import MIN_ROLL_MS, UNLIMITED, PolicyInfo, PolicySettings
 
 app = typer.Typer(
@@ -61,7 +61,7 @@ class SettingOptions:
     retention_ms: Annotated[
         int | None,
         typer.Option(
-            parser=policy_time(UNLIMITED),
+            parser=duration_parser(UNLIMITED),
             metavar="DURATION",
             help=f"Messages are kept at least this long: milliseconds, or {DURATION_HELP}; -1 means forever.",
         ),
@@ -79,7 +79,7 @@ class SettingOptions:
     roll_ms: Annotated[
         int | None,
         typer.Option(
-            parser=policy_time(MIN_ROLL_MS),
+            parser=duration_parser(MIN_ROLL_MS),
             metavar="DURATION",
             help="The age at which an open ledger is closed, so that it can be dropped.",
         ),
@@ -98,7 +98,7 @@ class SettingOptions:
     delete_retention_ms: Annotated[
         int | None,
         typer.Option(
-            parser=policy_time(0),
+            parser=duration_parser(0),
             metavar="DURATION",
             help="How long a message that deletes a key stays when its ledger is compacted.",
         ),
@@ -106,7 +106,7 @@ class SettingOptions:
     ttl_ms: Annotated[
         int | None,
         typer.Option(
-            parser=policy_time(UNLIMITED),
+            parser=duration_parser(UNLIMITED),
             metavar="DURATION",
             help="What a subscription has not acknowledged at this age counts as acknowledged; -1 is never.",
         ),
@@ -118,7 +118,7 @@ class SettingOptions:
     backlog_ms: Annotated[
         int | None,
         typer.Option(
-            parser=policy_time(UNLIMITED),
+            parser=duration_parser(UNLIMITED),
             metavar="DURATION",
             help="How old what it leaves unacknowledged may become; -1 means any age.",
         ),

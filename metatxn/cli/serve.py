@@ -17,11 +17,16 @@ from metatxn.cli.exposure import ExposureOptions, takes_exposure
 from metatxn.cli.logs import AuditOption, LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line
+from metatxn.cli.times import duration_parser
 from metatxn.cli.traces import SamplingOption, TraceOption, traced
 from metatxn.wire.listeners import Listeners
 
 COORDINATOR_PORT = 8470
 BROKER_PORT = 8471
+
+FROM_ENVIRONMENT = {"auto_envvar_prefix": "METATXN_OPTION"}
+"""Any option of a server may be given as a variable, such as METATXN_OPTION_GC_RETENTION_MS. The prefix is not the name
+of the program: Kubernetes sets variables such as METATXN_PORT for services of that name."""
 
 HostOption = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is reachable from other machines.")]
 _STORE_OPTION = typer.Option(
@@ -36,14 +41,31 @@ BrokerStoreOption = Annotated[str | None, _STORE_OPTION]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
 SweepOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Interval of the timeout sweep, which aborts transactions past their deadline."),
+    typer.Option(
+        parser=duration_parser(1),
+        metavar="DURATION",
+        help="Interval of the timeout sweep, which aborts transactions past their deadline.",
+    ),
 ]
 GcIntervalOption = Annotated[
-    int | None, typer.Option(min=1, help="Interval of garbage collection, which deletes finished transactions.")
+    int | None,
+    typer.Option(
+        parser=duration_parser(1),
+        metavar="DURATION",
+        help="Interval of garbage collection, which deletes finished transactions.",
+    ),
 ]
-GcRetentionOption = Annotated[int | None, typer.Option(min=0, help="How long a finished transaction is remembered.")]
+GcRetentionOption = Annotated[
+    int | None,
+    typer.Option(parser=duration_parser(0), metavar="DURATION", help="How long a finished transaction is remembered."),
+]
 SkewOption = Annotated[
-    int | None, typer.Option(min=0, help="The maximum difference between the clocks of two machines.")
+    int | None,
+    typer.Option(
+        parser=duration_parser(0),
+        metavar="DURATION",
+        help="The maximum difference between the clocks of two machines.",
+    ),
 ]
 CoordinatorIdOption = Annotated[
     int | None,
@@ -84,7 +106,8 @@ WatermarkOption = Annotated[
 DrainTimeoutOption = Annotated[
     int | None,
     typer.Option(
-        min=0,
+        parser=duration_parser(0),
+        metavar="DURATION",
         help="How long a stop lets other brokers of the storage take the segments, one by one. [default: 20000]",
     ),
 ]
@@ -301,6 +324,7 @@ def broker(
     At Ctrl-C or SIGTERM, a broker with --storage first lets the others take its segments; a second one ends that.
     """
     if context.invoked_subcommand is not None:
+        context.auto_envvar_prefix = None
         return
     if store is None:
         raise typer.BadParameter("give the URL of the metadata store", param_hint="--store")

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import typer
 
@@ -60,11 +60,12 @@ def duration_option(ms: int) -> str:
     return f"{ms // unit}{name}"
 
 
-def policy_time(least_ms: int) -> Callable[[str], int]:
-    """A parser of the times of policies: a duration such as `7d`, or a number of milliseconds, of at least `least_ms`.
-    -1 is the number that has no bound."""
+def duration_parser(least_ms: int) -> Callable[[Any], int]:
+    """A parser of a duration such as `7d`, or a number of milliseconds, of at least `least_ms`. In policies -1 is the
+    number that has no bound. A file of settings may have a number, too."""
 
-    def parsed(text: str) -> int:
+    def parsed(value: Any) -> int:
+        text = str(value)
         try:
             found = milliseconds_of("", text) if _LENGTH.fullmatch(text) else int(text)
         except ValueError:

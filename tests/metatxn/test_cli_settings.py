@@ -8,6 +8,7 @@ would call a service have an address where nobody listens, which the error names
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from metatxn.cli import serve, services
 from metatxn.cli.options import CliError
+from metatxn.cli.settings import SERVERS
 from tests.metatxn.command_line import Done, error_line, run_here
 
 SETTINGS = """
@@ -83,6 +85,19 @@ def test_the_output_of_a_profile_counts_for_errors_too(settings: Path) -> None:
         assert error("topic", "list", *output).startswith("metatxn: nothing answers")
 
 
+NAMED_BEFORE = {
+    "store",
+    "token-file",
+    "jwt-public-key",
+    "jwt-audience",
+    "tls-cert",
+    "tls-key",
+    "peer-token",
+    "output",
+}
+"""These have a variable of another name, or take their value from the options of every command."""
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a broker would be made with."""
@@ -115,6 +130,43 @@ def test_options_and_variables_go_before_the_file(settings: Path, made: dict[str
     arguments = ("--config", str(settings), "broker", "--port", "7002")
     assert "far enough" in error_line(run_here(*arguments, METATXN_STORE="sqlite:///from-a-variable.db"))
     assert (made["store"], made["port"], made["disk_watermark"]) == ("sqlite:///from-a-variable.db", 7002, 85)
+
+
+def test_every_option_of_a_server_has_a_variable(settings: Path, made: dict[str, Any]) -> None:
+    """Between the option and the file."""
+    variables = {
+        "METATXN_OPTION_PORT": "7003",
+        "METATXN_OPTION_DISK_WATERMARK": "70",
+        "METATXN_OPTION_DRAIN_TIMEOUT_MS": "1m",
+        "METATXN_OPTION_TRANSACTION_BUFFER": "plain a/b=memory",
+    }
+    arguments = ("--config", str(settings), "broker", "--port", "7002")
+    assert "far enough" in error_line(run_here(*arguments, **variables))
+    assert (made["port"], made["disk_watermark"], made["drain_timeout_ms"]) == (7002, 70, 60_000)
+    assert made["transaction_buffers"] == {"*": "plain", "a/b": "memory"}
+    wrong = error_line(run_here("coordinator", "--store", "memory://", METATXN_OPTION_GC_RETENTION_MS="10x"))
+    assert "--gc-retention-ms" in wrong and "'10x'" in wrong
+    for server in SERVERS:
+        shown = run_here(server, "--help", COLUMNS="300").stdout
+        options = re.findall(r"^  (?:-\w, )?--([\w-]+)", shown, re.MULTILINE)
+        assert len(options) > 20
+        for option in {*options} - {"help"}:
+            variable = f"METATXN_OPTION_{option.upper().replace('-', '_')}"
+            assert variable in shown or option in NAMED_BEFORE, option
+    assert "METATXN_OPTION" not in run_here("broker", "drain", "--help").stdout, "that is no option of a server"
+
+
+@pytest.mark.parametrize("given", ["10m", "600000"])
+def test_the_times_of_servers_are_durations_or_milliseconds(given: str, made: dict[str, Any], tmp_path: Path) -> None:
+    (path := tmp_path / "config.toml").write_text(f"[broker]\ndrain-timeout-ms = {json.dumps(given)}\n")
+    for arguments in (("--config", str(path), "broker"), ("broker", "--drain-timeout-ms", given)):
+        assert "far enough" in error_line(run_here(*arguments, "--store", "memory://", "--storage", "memory:///"))
+        assert made.pop("drain_timeout_ms") == 600_000
+    path.write_text("[broker]\ndrain-timeout-ms = 5\n")
+    assert "far enough" in error_line(
+        run_here("--config", str(path), "broker", "--store", "m", "--storage", "memory:///")
+    )
+    assert made["drain_timeout_ms"] == 5
 
 
 @pytest.mark.parametrize(
