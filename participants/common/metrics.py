@@ -6,6 +6,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from participants.common.horizon_lags import HorizonLags
 from participants.common.traffic import Traffic
 from participants.common.transaction_work import RecentWork
 
@@ -25,11 +26,7 @@ class BrokerMetrics:
             "metatxn_decision_to_visible_seconds",
             "From the decision of a transaction to its effect on a segment's readers, by the two processes' clocks.",
         )
-        self.horizon_lag = gauge(
-            "metatxn_horizon_lag_entries",
-            "Durable entries that readers may not see yet, of each segment that is served here.",
-            ["segment"],
-        )
+        self.horizon_lags = HorizonLags(self.registry)
         self.watch_resyncs = count("metatxn_watch_resyncs", "Times the header mirror had to list again.")
         self.reconcile_repairs = count(
             "metatxn_reconcile_repairs", "Decisions found by reconciling that no watch event had delivered."

@@ -113,7 +113,6 @@ class OwnedSegment:
         self._metrics = metrics
         self.traffic = SegmentTraffic(metrics.traffic.of(record.topic))
         self.work = metrics.work
-        self._lag = metrics.horizon_lag.labels(segment_id)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -251,7 +250,7 @@ class OwnedSegment:
         """Readers may see more, or their lag is known for the first time. Those of committed entries are woken only
         once the horizon has moved: each entry of an open transaction would wake them for nothing."""
         readable = self.buffer.max_read_position
-        self._lag.set(self.ledgers.entries_between(readable, self.buffer.last_durable))
+        self._metrics.horizon_lags.tell(self.id, self.ledgers.entries_between(readable, self.buffer.last_durable))
         self.appended.notify()
         if readable != self._readable:
             self._readable = readable

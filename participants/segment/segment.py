@@ -302,7 +302,7 @@ class Segment(OwnedSegment):
                 task.cancel()
             await asyncio.wait(self._tasks)
         self.damaged.close()
-        self._metrics.horizon_lag.remove(self.id)
+        self._metrics.horizon_lags.forget(self.id)
 
     def _on_durable(self) -> None:
         assert self.ledgers.open is not None

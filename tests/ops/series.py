@@ -44,6 +44,7 @@ HEALTHY = {
     f"metatxn_timeout_sweep_errors_total{{{C}}}": growing(0),
     f"metatxn_gc_backlog_headers{{{C}}}": constant(10),
     f'metatxn_horizon_lag_entries{{{B},segment="x"}}': constant(10),
+    f'metatxn_horizon_lag_entries{{{B},segment="others"}}': constant(50_000),
     f"metatxn_storage_used_bytes{{{B}}}": constant(50),
     f"metatxn_storage_capacity_bytes{{{B}}}": constant(100),
     f'metatxn_storage_used_bytes{{{B},storage="objects"}}': constant(0),

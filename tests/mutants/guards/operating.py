@@ -13,9 +13,34 @@ _TEST_AUDIT = "tests/service/test_audit.py"
 
 _TEST_SLOW = "tests/service/test_slow_requests.py"
 _TEST_LISTENERS = "tests/service/test_listeners.py"
+_TEST_METRICS = "tests/participants/api/test_metrics.py"
 _TEST_HTTP = "tests/metatxn/test_http.py"
 
 OPERATING = (
+    Mutant(
+        "series-of-any-segments",
+        "the segments with a series of their own are those whose readers are furthest behind",
+        "participants/common/horizon_lags.py",
+        "nlargest(MAX_SEGMENT_SERIES, self._entries.items(), key=lambda lag: lag[1])",
+        "nlargest(MAX_SEGMENT_SERIES, self._entries.items())",
+        tests=(f"{_TEST_METRICS}::test_segments_above_the_bound_share_their_lag",),
+    ),
+    Mutant(
+        "series-of-every-segment",
+        "the number of series is bounded",
+        "participants/common/horizon_lags.py",
+        "nlargest(MAX_SEGMENT_SERIES, ",
+        "nlargest(len(self._entries), ",
+        tests=(f"{_TEST_METRICS}::test_no_metric_has_more_series_where_there_are_more_topics",),
+    ),
+    Mutant(
+        "series-of-every-subscription",
+        "the number of series is bounded",
+        "participants/topic/subscription_metrics.py",
+        "if key not in found and len(found) >= MAX_SUBSCRIPTIONS:",
+        "if not key:",
+        tests=(f"{_TEST_METRICS}::test_subscriptions_above_the_bound_share_their_lag",),
+    ),
     Mutant(
         "any-answer-is-yes",
         "only a yes lets a command go on that destroys something",

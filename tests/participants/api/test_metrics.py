@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -21,8 +22,9 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import INDEXES, begin, finalize, read_transaction
 from metastore.urls import open_store
 from metatxn.wire.ids import TxnId
-from participants.common import traffic
+from participants.common import horizon_lags, traffic
 from participants.service import BrokerService
+from participants.topic import subscription_metrics
 from participants.topic.subscription_metrics import SubscriptionMetrics
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.world import World
@@ -252,3 +254,65 @@ def test_topics_above_the_bound_share_their_counts(monkeypatch: pytest.MonkeyPat
         if sample.name == "metatxn_topic_messages_in_total"
     }
     assert found == {"public/default/0": 2, "public/default/1": 1, "others": 2}
+
+
+def test_segments_above_the_bound_share_their_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with a series of their own are the ones whose readers are furthest behind."""
+    monkeypatch.setattr(horizon_lags, "MAX_SEGMENT_SERIES", 2)
+    registry = CollectorRegistry()
+    lags = horizon_lags.HorizonLags(registry)
+
+    def shown() -> dict[str, float]:
+        return {sample.labels["segment"]: sample.value for family in registry.collect() for sample in family.samples}
+
+    for number, entries in enumerate((1, 30, 5, 20)):
+        lags.tell(f"segment-{number}", entries)
+    assert shown() == {"segment-1": 30, "segment-3": 20, "others": 6}
+    lags.tell("segment-0", 40)
+    lags.forget("segment-1")
+    assert shown() == {"segment-0": 40, "segment-3": 20, "others": 5}
+    lags.forget("segment-2")
+    assert shown() == {"segment-0": 40, "segment-3": 20}
+
+
+async def test_subscriptions_above_the_bound_share_their_lag(
+    process: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_metrics, "MAX_SUBSCRIPTIONS", 2)
+    SubscriptionMetrics(process.metrics.registry, lambda: process.broker)
+    for number in range(4):
+        await process.create(f"t{number}")
+        await process.http.put(f"/v1/topics/t{number}/subscriptions/s", json={"type": "shared", "initial": "earliest"})
+        for _ in range(number + 1):
+            await process.http.post(f"/v1/topics/t{number}/messages", json={"messages": [{"value": 1}]})
+    found = {
+        sample.labels["topic"]: sample.value
+        for family in process.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "metatxn_subscription_backlog_entries"
+    }
+    assert len(found) == 3 and sum(found.values()) == 10
+    alone = {f"public/default/t{number}": number + 1 for number in range(4)}
+    assert {topic: value for topic, value in found.items() if topic != "others"}.items() <= alone.items()
+
+
+async def test_no_metric_has_more_series_where_there_are_more_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a broker that has more of everything than it shows."""
+    monkeypatch.setattr(traffic, "MAX_TOPICS", 2)
+    monkeypatch.setattr(subscription_metrics, "MAX_SUBSCRIPTIONS", 2)
+    monkeypatch.setattr(horizon_lags, "MAX_SEGMENT_SERIES", 2)
+    async with asynccontextmanager(started)(f"sqlite:///{tmp_path / 'metadata.db'}", tmp_path) as service:
+        numbers = []
+        for first in (0, 3):
+            async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
+                for topic in (f"/v1/topics/t{number}" for number in range(first, first + 3)):
+                    body = {"name": topic.rpartition("/")[2], "segments": 2}
+                    assert (await http.post("/v1/topics", json=body)).status_code == 201
+                    settings = {"type": "shared", "initial": "earliest"}
+                    assert (await http.put(f"{topic}/subscriptions/s", json=settings)).status_code == 200
+                    assert (await http.post(f"{topic}/messages", json={"messages": [{"value": 1}]})).status_code == 200
+            numbers.append({family.name: len(family.samples) for family in service.metrics.registry.collect()})
+        assert numbers[0]["metatxn_horizon_lag_entries"] == 3
+        assert numbers[0] == numbers[1]
