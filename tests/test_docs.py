@@ -153,3 +153,26 @@ def test_pages_read_the_same_on_a_forge_and_on_the_site() -> None:
     for page in files(".md"):
         for wrong in (indented, escaped):
             assert wrong.search(page.read_text()) is None, page
+
+
+def test_the_examples_of_sizes_follow_from_the_unit_costs() -> None:
+    """The first table of the section is measured, for transactions over 4 segments in its column of that name."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    section = page[page.index("## Size a cluster") : page.index("## Upgrade, back up, move")]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    column = table[0].index("4 segments")
+    unit = {row[0]: float(re.sub(r"[^\d.]", "", row[column])) for row in table[2:8]}
+    examples = [row for row in table if len(row) == 8 and row[0][:1].isdigit()]
+    assert len(examples) == 4
+    for each in examples:
+        wanted, clusters, of_each, applies, coordinators, brokers, etcd = [float(c.replace(",", "")) for c in each[:7]]
+        assert of_each == pytest.approx(wanted / clusters, rel=0.001)
+        assert applies == pytest.approx(of_each * unit["applies of the metadata store"], rel=0.01)
+        assert coordinators == pytest.approx(of_each * unit["CPU of a coordinator"] / 1000, rel=0.03)
+        assert brokers == pytest.approx(of_each * unit["CPU of the brokers"] / 1000, rel=0.03)
+        assert etcd == pytest.approx(of_each * unit["CPU of etcd"] / 1000, rel=0.03)
+        headers = int(each[7].split()[0].replace(",", ""))
+        assert headers == pytest.approx(of_each * 3600, rel=0.001)
+        size, of_bytes = each[7].split()[2:]
+        stored = unit["bytes in the store from its end until it is collected"] * headers
+        assert float(size) * {"MB": 1e6, "GB": 1e9}[of_bytes] == pytest.approx(stored, rel=0.03)
