@@ -8,7 +8,7 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN python3 -m venv /opt/metatxn \
- && /opt/metatxn/bin/pip install --no-cache-dir '.[server,gateways]'
+ && /opt/metatxn/bin/pip install --no-cache-dir '.[server,gateways,tracing]'
 
 FROM python:3.11-slim-bookworm AS services
 RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin metatxn \

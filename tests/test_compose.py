@@ -15,6 +15,7 @@ from metatxn.service.server import GRACE_S
 from metatxn.wire.listeners import Listeners
 from participants.service import DRAIN_TIMEOUT_MS
 from tests.servers import ETCD_FLAGS
+from tests.test_project import declared, product, third_party, undeclared
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docker-compose.yml"
@@ -101,6 +102,17 @@ def test_the_image_of_the_services_is_slim_and_not_of_root() -> None:
     assert "openjdk" in stages()["spark"]
     for name in ("services", "spark"):
         assert re.search(r"^USER [1-9][0-9]*$", stages()[name], re.MULTILINE), name
+
+
+def test_the_image_of_the_services_has_what_their_options_can_turn_on() -> None:
+    """Gateways and traces are extras, and are imported only where an option asks for them, as `extraArgs` of the chart
+    and the commands here may."""
+    (extras,) = re.findall(r"pip install --no-cache-dir '\.\[([a-z,]+)\]'", stages()["build"])
+    not_of_services = ("spark_connector", "pyspark_metatxn.py")
+    paths = [path for path in product() if path.relative_to(ROOT).parts[0] not in not_of_services]
+    modules = {module for path in paths for module in third_party(path.read_text())}
+    assert {"kio", "opentelemetry", "uvicorn"} <= modules
+    assert undeclared(modules, declared(*extras.split(","))) == set()
 
 
 def test_each_broker_keeps_its_ledgers_in_a_volume_of_its_own() -> None:
