@@ -132,13 +132,18 @@ def _remembered(work: Mapping[str, WorkOnSegment]) -> Iterator[TimelineEvent]:
 
 
 def _effects(header: TransactionHeader, work: Mapping[str, WorkOnSegment]) -> Iterator[TimelineEvent]:
-    """Where and when readers have noticed the decision."""
-    visible = header.state == "COMMITTED"
-    for done in sorted(work.values(), key=lambda each: each.effective_ms or 0):
+    """Where and when readers and subscriptions have noticed the decision."""
+    committed = header.state == "COMMITTED"
+    found: list[tuple[int, str, str, str]] = []
+    for done in work.values():
         if done.effective_ms is not None and done.entries:
-            lag_ms = done.effective_ms - (header.finalized_ms or done.effective_ms)
-            what = f"{max(0, lag_ms)} ms after the decision"
-            yield TimelineEvent("visible" if visible else "skipped", done.effective_ms, done.segment, what)
+            found.append((done.effective_ms, done.segment, "visible" if committed else "skipped", ""))
+        for subscription, at_ms in done.acks_effective_ms.items():
+            event = "consumed" if committed else "redelivered"
+            found.append((at_ms, done.segment, event, f" on subscription {subscription}"))
+    for at_ms, segment, event, where in sorted(found):
+        lag_ms = max(0, at_ms - (header.finalized_ms or at_ms))
+        yield TimelineEvent(event, at_ms, segment, f"{lag_ms} ms after the decision{where}")
 
 
 def written(done: WorkOnSegment | None) -> str | None:

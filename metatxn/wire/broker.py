@@ -375,7 +375,8 @@ class SegmentDetail(BaseModel):
 
 class WorkOnSegment(BaseModel):
     """What a transaction has done on one segment: the entries that it wrote, their messages and the bytes of these, and
-    by subscription the number of its acknowledgements. Its decision took effect for readers at `effective_ms`."""
+    by subscription the number of its acknowledgements. Its decision took effect for readers at `effective_ms`, and for
+    each subscription at `acks_effective_ms`."""
 
     segment: str
     entries: int
@@ -385,6 +386,7 @@ class WorkOnSegment(BaseModel):
     last_ms: int | None = None
     effective_ms: int | None = None
     acks: dict[str, int] = {}
+    acks_effective_ms: dict[str, int] = {}
 
 
 class TransactionWork(BaseModel):
@@ -400,7 +402,8 @@ class TransactionWork(BaseModel):
                 "first_ms": 1767225600000,
                 "last_ms": 1767225600020,
                 "effective_ms": 1767225600100,
-                "acks": {},
+                "acks": {"billing": 7},
+                "acks_effective_ms": {"billing": 1767225600110},
             }
         ]
     )

@@ -26,6 +26,7 @@ def add_transaction_routes(api: APIRouter, broker: Broker) -> None:
                     last_ms=work.last_ms,
                     effective_ms=work.effective_ms,
                     acks=work.acks,
+                    acks_effective_ms=work.acks_effective_ms,
                 )
                 for segment, work in broker.metrics.work.of(txn_id).items()
             ]

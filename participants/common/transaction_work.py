@@ -28,6 +28,8 @@ class SegmentWork:
     effective_ms: int | None = None
     acks: dict[str, int] = field(default_factory=dict)
     """By subscription, the number of acknowledgements."""
+    acks_effective_ms: dict[str, int] = field(default_factory=dict)
+    """By subscription, when the decision took effect for these."""
 
 
 class RecentWork:
@@ -56,6 +58,12 @@ class RecentWork:
         work = self._work.get(txn_id, {}).get(segment)
         if work is not None and work.effective_ms is None:
             work.effective_ms = now_ms
+
+    def acks_took_effect(self, txn_id: TxnId, segment: str, subscription: str, now_ms: int) -> None:
+        """What was acknowledged is behind the subscription, or is delivered again."""
+        work = self._work.get(txn_id, {}).get(segment)
+        if work is not None and subscription in work.acks:
+            work.acks_effective_ms.setdefault(subscription, now_ms)
 
     def of(self, txn_id: TxnId) -> dict[str, SegmentWork]:
         """By segment."""

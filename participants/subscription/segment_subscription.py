@@ -483,6 +483,8 @@ class SegmentSubscription:
             try:
                 if header is None or header.state is TxnState.COMMITTED:
                     await self._commit(txn_id, header.writers if header is not None else None)
+                name, now_ms = self.definition.name, self.segment.clock()
+                self.segment.work.acks_took_effect(txn_id, self.segment.id, name, now_ms)
                 await delete_keys(self._store, self.segment.ownership.check, prefix, prefix_end(prefix))
             except CheckFailed as lost:
                 if lost.check != self.segment.ownership.check:

@@ -28,7 +28,7 @@ from metatxn.cli.options import CliError
 from metatxn.cli.times import delivery_time, milliseconds_of
 from metatxn.cli.txn import full_id, oldest_first
 from metatxn.timeline import timeline
-from metatxn.wire.broker import OpenTransaction, SegmentDetail
+from metatxn.wire.broker import OpenTransaction, SegmentDetail, WorkOnSegment
 from metatxn.wire.coordinator import HangingTransaction, Operation, StoredRecord, TransactionHeader
 from metatxn.words import short_id, size_text
 from tests.metatxn.command_line import Done, error_line, run_here
@@ -161,18 +161,19 @@ def test_the_story_of_a_transaction(
     assert ask("txn", "commit", short)["state"] == "COMMITTED"
     eventually(lambda: [each["event"] for each in ask("txn", "show", short)["timeline"]][-1], "materialized")
     ended = ask("txn", "show", short)
-    assert [(each["event"], each.get("segment")) for each in ended["timeline"]] == [
+    told = [(each["event"], each.get("segment")) for each in ended["timeline"]]
+    assert told[:5] == [
         ("begun", None),
         ("wrote", segment),
         ("acknowledged", segment),
         ("kept alive", None),
         ("committed", None),
-        ("visible", segment),
-        ("materialized", None),
     ]
+    assert sorted(told[5:7]) == [("consumed", segment), ("visible", segment)] and told[7:] == [("materialized", None)]
     events = {each["event"]: each for each in ended["timeline"]}
     assert events["wrote"]["at_ms"] <= events["committed"]["at_ms"] == ended["finalized_ms"]
-    assert events["visible"]["at_ms"] >= ended["finalized_ms"]
+    assert min(events[name]["at_ms"] for name in ("visible", "consumed")) >= ended["finalized_ms"]
+    assert "after the decision on subscription s" in events["consumed"]["what"]
     assert "materialized" in cli("txn", "show", short).stdout
 
 
@@ -413,6 +414,19 @@ def test_what_is_left_after_a_decision_is_named_by_segment() -> None:
     assert timeline(taken_over, [])[1].what == "by fencing: epoch 1 took over"
     by_ada = header.model_copy(update={"expired_by": None, "ended_by": "ada"})
     assert timeline(by_ada, [])[1].what == "by ada"
+
+
+@pytest.mark.parametrize(("state", "event"), [("COMMITTED", "consumed"), ("ABORTED", "redelivered")])
+def test_what_was_only_acknowledged_has_its_effect(state: Any, event: str) -> None:
+    header = TransactionHeader(txn_id="a", state=state, created_ms=1, finalized_ms=10)
+    effects = {"slow": 30, "quick": 12}
+    acks = {"slow": 1, "quick": 2, "away": 3}
+    work = WorkOnSegment(segment=SEGMENT, entries=0, messages=0, size_bytes=0, acks=acks, acks_effective_ms=effects)
+    told = [(each.event, each.at_ms, each.what) for each in timeline(header, [], work=[work])][-3:-1]
+    assert told == [
+        (event, 12, "2 ms after the decision on subscription quick"),
+        (event, 30, "20 ms after the decision on subscription slow"),
+    ]
 
 
 @pytest.mark.parametrize(

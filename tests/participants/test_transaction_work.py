@@ -48,6 +48,17 @@ def test_a_decision_takes_effect_once_and_only_where_something_was_done() -> Non
     assert work.of(txn(1))["s"].effective_ms == 5
 
 
+def test_each_subscription_is_told_once_of_a_decision() -> None:
+    work = RecentWork()
+    work.acks_took_effect(txn(1), "s", "one", 5)
+    assert work.of(txn(1)) == {}
+    work.acknowledged(txn(1), "s", "one", 2, 1)
+    work.acknowledged(txn(1), "s", "two", 1, 2)
+    for name, now_ms in (("one", 5), ("three", 6), ("one", 7)):
+        work.acks_took_effect(txn(1), "s", name, now_ms)
+    assert work.of(txn(1))["s"].acks_effective_ms == {"one": 5}
+
+
 async def told(caller: Caller, txn_id: str) -> list[WorkOnSegment]:
     answer = await caller.broker.get(f"/v1/txns/{txn_id}/work")
     return [WorkOnSegment.model_validate(each) for each in answer.json()["segments"]]

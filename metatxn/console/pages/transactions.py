@@ -36,8 +36,10 @@ KINDS = {
     "begun": "info",
     "committed": "ok",
     "visible": "ok",
+    "consumed": "ok",
     "aborted": "bad",
     "skipped": "bad",
+    "redelivered": "bad",
     "prepared": "warn",
     "not cleaned up": "warn",
 }
