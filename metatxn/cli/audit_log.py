@@ -1,4 +1,4 @@
-"""`metatxn audit-log`: who has changed what at a service, or tried to."""
+"""`metatxn audit-log`: who changed what at a service, or tried to."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def backup(
     if context.invoked_subcommand is not None:
         return
     if to is None or store is None:
-        raise CliError(f"give --to, the place of the backups, and --store, the metadata store. {EXAMPLE}.")
+        raise CliError(f"give --to, where the backups are kept, and --store, the metadata store. {EXAMPLE}.")
     set_up_logs(log_level)
     progress = ProgressLine("MB read", beside_output=False)
     done: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def backup(
 def list_backups(
     context: typer.Context, source: FromOption, log_level: LogOption = "error", output: OutputOption = None
 ) -> None:
-    """List the backups, the oldest first."""
+    """List the backups, oldest first."""
     set_up_logs(log_level)
 
     async def run(backups: Any) -> None:
@@ -167,7 +167,7 @@ def restore_backup(
     """
     set_up_logs(log_level)
     if not data_dir and not storage:
-        raise CliError("give a new --data-dir or --storage, where the ledgers are to be.")
+        raise CliError("give a new --data-dir or --storage for the ledgers.")
     if dry_run:
         try_restore(context, source, backup, store, data_dir or [], storage or [], output)
         return
@@ -225,7 +225,7 @@ def try_restore(
 
 
 def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str, *, to_write: bool = False) -> None:
-    """An error becomes one line."""
+    """Run `run` with the backups at `url`. An error becomes one line."""
 
     async def main() -> None:
         try:
@@ -241,12 +241,12 @@ def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str, 
 
 
 def _action(error: Exception, to_write: bool) -> str:
-    """Chosen by the name of the class, because the client's package does not know the classes of the servers."""
+    """What to do about an error, by the name of its class: the client's package does not know the servers' classes."""
     match type(error).__name__:
         case "BackupDamaged" | "BackupTooNew" if to_write:
-            return "Give another place: --to."
+            return "Give another place with --to."
         case "BackupDamaged":
-            return "Use another backup, and places that are empty."
+            return "Use another backup, and empty places for it."
         case "BackupTooNew" | "StoreTooNew":
             return "Use the release that made it."
         case "NoSuchBackup":

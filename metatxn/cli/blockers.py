@@ -59,7 +59,7 @@ def _detail(client: metatxn.Client, segment: str) -> SegmentDetail | None:
 def blockers(
     client: metatxn.Client, segments: Iterable[SegmentDetail | None], clock: Callable[[], float] = time.time
 ) -> list[Blocker]:
-    """The open transactions on these segments, with the one first that has been open for longest."""
+    """The open transactions on these segments, the one that has been open longest first."""
     now_ms = int(clock() * 1000)
     headers: dict[str, TransactionHeader | None] = {}
     found = []
@@ -89,7 +89,7 @@ def _blocker(
 
 
 def print_blockers(found: Sequence[Blocker]) -> None:
-    """Nothing without any."""
+    """Print the blockers as a table, or nothing if there are none."""
     if found:
         print()
         print_rows(BLOCKER_COLUMNS, [each.row for each in found])
@@ -108,7 +108,7 @@ def note(topic: str, found: Sequence[Blocker], subscription: str | None = None) 
     return (
         f"an open transaction holds back what follows: {short_id(first.txn_id)} "
         f"(open for {duration(first.age_ms)}{who}){others}. "
-        f"{names}{'; `--isolation read_uncommitted` reads all the same' if subscription is None else ''}."
+        f"{names}{'; `--isolation read_uncommitted` reads it anyway' if subscription is None else ''}."
     )
 
 
@@ -118,7 +118,7 @@ def held_back(client: metatxn.Client, topic: str) -> list[Blocker]:
 
 
 def say_what_holds_back(client: metatxn.Client, topic: str, subscription: str | None) -> None:
-    """Everything was read that can be read now. If more is there, say why it cannot."""
+    """Everything that can be read now was read. If there is more, say why it cannot be read."""
     try:
         said = note(topic, held_back(client, topic), subscription)
     except metatxn.MetatxnError:

@@ -37,7 +37,7 @@ BrokerArgument = Annotated[
     typer.Argument(
         metavar="BROKER",
         autocompletion=complete_broker,
-        help="The id of a broker as `metatxn broker list` prints it, the beginning of it, or the URL of the broker.",
+        help="The id of a broker as `metatxn broker list` prints it, its first characters, or the broker's URL.",
     ),
 ]
 
@@ -45,7 +45,7 @@ BrokerArgument = Annotated[
 @app.command("list", epilog="Example: metatxn broker list -o json | jq '.[] | select(.draining)'")
 @takes_session
 def list_brokers(session: ServiceOptions) -> None:
-    """List the brokers that are running, and which of them drain."""
+    """List the brokers that are running, and which of them are draining."""
     with session.connect() as client:
         found = [_seen(client, broker) for broker in client.cluster().brokers]
     if session.json:
@@ -57,7 +57,7 @@ def list_brokers(session: ServiceOptions) -> None:
 @app.command(epilog="Example: metatxn broker segments 4f1c -o json | jq '.[].segment'")
 @takes_session
 def segments(session: ServiceOptions, broker: BrokerArgument) -> None:
-    """List the segments that a broker has, and of those that do not serve, why."""
+    """List the segments that a broker has and, for those that are not served, why."""
     with session.connect() as client:
         found = list(client.broker_segments(_id_of(client, broker)))
     if session.json:
@@ -71,15 +71,15 @@ def segments(session: ServiceOptions, broker: BrokerArgument) -> None:
 def drain(
     session: ServiceOptions,
     broker: BrokerArgument,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until all segments have gone.")] = False,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help=f"Wait at most so long: {DURATION_HELP}.")] = "10m",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until all segments have moved.")] = False,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help=f"Wait at most this long: {DURATION_HELP}.")] = "10m",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
 ) -> None:
-    """Let the other brokers of its storage take the segments of a broker, while everything is served. Then it can be
-    stopped without an interruption.
+    """Hand the segments of a broker over to the other brokers of its storage, while everything stays served. Then the
+    broker can be stopped without an interruption.
 
     A broker with --data-dir keeps its segments, because it has their files: only new topics go to other brokers. That
-    lasts until `metatxn broker undrain`, also over a restart; the drain of a broker with --storage ends with its
+    lasts until `metatxn broker undrain`, even across a restart; the drain of a broker with --storage ends with its
     process. Ctrl-C ends only the waiting.
     """
     within_s = milliseconds_of("--timeout", timeout) / 1000
@@ -92,8 +92,8 @@ def drain(
         found = client.drain_broker(found.id)
         if not found.shared and _is_alone(client, found):
             raise CliError(
-                f"broker {found.id} drains, but no other broker takes new topics, so none can be created. Start one, "
-                f"or end the drain: metatxn broker undrain {found.id}."
+                f"broker {found.id} is draining, but no other broker takes new topics, so none can be created. "
+                f"Start one, or end the drain: metatxn broker undrain {found.id}."
             )
         if found.shared and not no_wait:
             found = _until_drained(client, found, within_s)
@@ -133,12 +133,12 @@ def _segment_row(each: metatxn.BrokerSegment) -> tuple[Any, ...]:
 
 
 def _id_of(client: metatxn.Client, named: str) -> str:
-    """Raises `CliError` if it is no broker, or could be several."""
+    """The id of the broker that is named. Raises `CliError` if no broker matches, or several do."""
     brokers = client.cluster().brokers
     matching = [each.id for each in brokers if named.rstrip("/") in (each.id, each.url.rstrip("/"))]
     matching = matching or [each.id for each in brokers if named and each.id.startswith(named)]
     if len(matching) != 1:
-        problem = f"{len(matching)} brokers match" if matching else "no broker is"
+        problem = f"{len(matching)} brokers match" if matching else "no broker matches"
         raise CliError(f"{problem} {named!r}. `metatxn broker list` prints the ids and the URLs.")
     return matching[0]
 
@@ -152,7 +152,7 @@ def _is_alone(client: metatxn.Client, found: metatxn.BrokerInfo) -> bool:
 def _until_drained(
     client: metatxn.Client, found: metatxn.BrokerInfo, within_s: float, clock: Callable[[], float] = time.monotonic
 ) -> metatxn.BrokerInfo:
-    """Raises `CliError` if it takes too long, or nobody can take the segments."""
+    """Wait until the broker is drained. Raises `CliError` if that takes too long, or if no broker can take over."""
     end, at_first = clock() + within_s, found.segments
     with ProgressLine("segments have gone", total=at_first, beside_output=False) as progress:
         try:
@@ -170,12 +170,12 @@ def _until_drained(
                 found = client.broker(found.id)
         except metatxn.NotFound as error:
             raise CliError(
-                f"broker {found.id} has stopped before {_counted(found)} had gone; the others take over what was left. "
+                f"broker {found.id} stopped before {_counted(found)} had moved; the others take over what was left. "
                 "See `metatxn status`."
             ) from error
         except metatxn.ServiceUnreachable as error:
             raise CliError(
-                f"nobody tells how far the drain is, with {_counted(found)} left: {error.detail}. If the broker has "
+                f"cannot tell how far the drain is, with {_counted(found)} left: {error.detail}. If the broker has "
                 "stopped, the others take over what was left; see `metatxn status`."
             ) from error
         except KeyboardInterrupt:
@@ -194,14 +194,14 @@ def _look_again(found: metatxn.BrokerInfo) -> str:
 def _plan(found: metatxn.BrokerInfo, *, alone: bool) -> str:
     if found.shared:
         plan = f"hand {_counted(found)} of broker {found.id} over to others of storage {found.storage}"
-        return f"{plan}; but no other one that is not draining has it open, so nothing would go" if alone else plan
+        return f"{plan}; but no other broker that is not draining has it open, so none would move" if alone else plan
     if alone:
-        return f"let nobody create topics, because there is no other broker; {_counted(found)} of {found.id} stay there"
+        return f"prevent new topics, because there is no other broker; {_counted(found)} of {found.id} stay there"
     return f"send new topics to other brokers; {_counted(found)} of broker {found.id} stay there"
 
 
 def _sentence(found: metatxn.BrokerInfo) -> str:
     if found.state == "drained":
-        return f"broker {found.id} has no segments any more and can be stopped"
-    waiting_for = found.waiting_for or f"{_counted(found)} still here, which other brokers take"
+        return f"broker {found.id} has no segments left and can be stopped"
+    waiting_for = found.waiting_for or f"{_counted(found)} still here, which other brokers are taking"
     return f"broker {found.id} drains: {waiting_for}"

@@ -1,4 +1,4 @@
-"""When the certificate of a service ends."""
+"""When the certificate of a service expires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WITHIN_S = 3.0
 
 
 def expires_at(url: str, ca: str | None) -> float | None:
-    """Seconds since 1970, or None if it cannot be found out now."""
+    """When the certificate at `url` expires, in seconds since 1970; None if that cannot be determined now."""
     place = urlsplit(url)
     try:
         context = ssl.create_default_context(cafile=ca)

@@ -25,13 +25,13 @@ MOST = 200
 _DEFAULT_NAMESPACE = "public/default/"
 _ASKED, _WORDS, _INDEX = "_METATXN_COMPLETE", "COMP_WORDS", "COMP_CWORD"
 _BREAKS = frozenset(":=")
-"""Where bash, as it is set up by default, also begins a new word (`COMP_WORDBREAKS`)."""
+"""Characters at which bash, as it is set up by default, also begins a new word (`COMP_WORDBREAKS`)."""
 
 Names = Callable[[typer.Context, str], list[str]]
 
 
 def complete_topic(context: typer.Context, incomplete: str) -> list[str]:
-    """Topics of the namespace `public/default` by their bare names, too."""
+    """Complete topics; those of the namespace `public/default` by their bare names, too."""
 
     def names(client: metatxn.Client) -> Iterable[str]:
         for topic in client.topics():
@@ -48,8 +48,8 @@ def complete_segment(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_subscription(context: typer.Context, incomplete: str) -> list[str]:
-    """Those of the topic that stands before it. Where an option still lacks its value, the parser has not assigned the
-    arguments yet."""
+    """Complete the subscriptions of the preceding topic. Where an option still lacks its value, the parser has not
+    assigned the arguments yet."""
     topic = context.params.get("topic") or next(iter(context.args), None)
     if not topic:
         return []
@@ -57,7 +57,7 @@ def complete_subscription(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_txn(context: typer.Context, incomplete: str) -> list[str]:
-    """Open transactions, without leading zeros unless those were typed."""
+    """Complete open transactions, without leading zeros unless those were typed."""
 
     def ids(client: metatxn.Client) -> Iterable[str]:
         for txn in client.transactions("OPEN", newest_first=True):
@@ -80,8 +80,8 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 
 @contextmanager
 def words_of_bash(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Bash has split `http://host:8470` and `--key=k` into several words. Inside, the parser gets them whole. What is
-    printed there gets out without what stands before the last word of bash."""
+    """Bash has split `http://host:8470` and `--key=k` into several words. Inside the context, the parser gets them
+    whole, and what is printed comes out without the part before bash's last word."""
     words, index = environment.get(_WORDS, "").split("\n"), environment.get(_INDEX, "")
     if environment.get(_ASKED) != "complete_bash" or not index.isdecimal() or not 0 < int(index) < len(words):
         yield
@@ -101,7 +101,7 @@ def words_of_bash(environment: MutableMapping[str, str] = os.environ) -> Iterato
 
 
 def whole_words(words: Sequence[str]) -> list[str]:
-    """Those that bash has split put together again. Nothing follows a break before which the shell saw a space."""
+    """The words, with those that bash has split joined again. Nothing is joined to a break that follows a space."""
     whole: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
         if whole and (_breaks(word) or (_breaks(before) and word)):
@@ -126,7 +126,7 @@ def _found(context: typer.Context, incomplete: str, names: Callable[[metatxn.Cli
 
 
 def _client(context: typer.Context) -> metatxn.Client:
-    """With the options that are typed already, the environment, or the profile."""
+    """A client with the options that were typed so far, the environment, or the profile."""
     given: dict[str, Any] = context.find_root().params
     profile = profile_of(*load_settings(given.get("config")), given.get("profile"))
 

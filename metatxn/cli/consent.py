@@ -1,6 +1,6 @@
 """Commands that destroy something ask a person before they do it, and show what they would do with `--dry-run`.
 
-Only a person at a terminal is asked: a script that was written before goes on, and `--yes` says it for all of them.
+Only a person at a terminal is asked: scripts run as they did before, and `--yes` is an answer that holds for both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConsentOptions:
         return self.dry_run or (not self.yes and at_terminal())
 
     def given(self, session: ServiceOptions, effect: Callable[[], str]) -> bool:
-        """Whether to go on. `effect` says in one sentence what would happen; it is called only if somebody reads
+        """Whether to go on. `effect` says in one sentence what would happen; it is called only if someone reads
         that. Raises `CliError` if the answer is not yes."""
         if self.dry_run:
             said = effect()
@@ -46,7 +46,7 @@ class ConsentOptions:
 
 
 def at_terminal() -> bool:
-    """Whether a person reads what is asked, and can answer."""
+    """Whether a person can read the question and answer it."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -56,16 +56,16 @@ def _ask(effect: str) -> None:
     try:
         answer = sys.stdin.readline()
     except KeyboardInterrupt:
-        raise Interrupted("nothing was changed, because it was interrupted.") from None
+        raise Interrupted("nothing was changed, because the command was interrupted.") from None
     finally:
         if not answer.endswith("\n"):
             print(file=sys.stderr)  # the cursor is still behind the question
     if answer.strip().lower() not in YES:
-        raise CliError("nothing was changed, because the answer was not yes. Give --yes to be asked nothing.")
+        raise CliError("nothing was changed, because the answer was not yes. Give --yes to skip the question.")
 
 
 def check_administers(client: metatxn.Client, topic: str) -> None:
-    """A dry run changes nothing, so no service refuses it. Raises `NotAllowed` where the change itself would be."""
+    """A dry run changes nothing, so no service refuses it. Raises `NotAllowed` if the change itself would be."""
     try:
         name = topic_name(topic)
     except ValueError:
@@ -76,7 +76,7 @@ def check_administers(client: metatxn.Client, topic: str) -> None:
 
 
 def check_administers_all(client: metatxn.Client, prefix: str) -> None:
-    """The same for a change of every topic whose name begins with `prefix`."""
+    """Check the same for a change of every topic whose name begins with `prefix`."""
     access = client.access()
     if not access.may_below("admin", prefix):
         raise _lacks(access, f"the right admin on all topics {prefix}*")

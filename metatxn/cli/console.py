@@ -1,4 +1,4 @@
-"""The console of a coordinator, loaded when somebody opens it: most coordinators never show a page, and its libraries
+"""The console of a coordinator, loaded when someone opens it: most coordinators never show a page, and its libraries
 take as long to load as those of the coordinator itself."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ MakeLateConsole = Callable[[str, Callable[..., None]], "LateConsole"]
 
 
 def late_console(no_console: bool, read_only: bool) -> MakeLateConsole | None:
-    """What a coordinator makes its console with; None for one without."""
+    """What a coordinator makes its console with; None if it has no console."""
     if no_console:
         return None
     return lambda url, record: LateConsole(url, record, read_only)
 
 
 class LateConsole:
-    """An application of ASGI in place of the console."""
+    """An ASGI application that takes the place of the console."""
 
     def __init__(self, url: str, record: Callable[..., None], read_only: bool) -> None:
         self._url = url

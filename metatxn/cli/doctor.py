@@ -1,4 +1,4 @@
-"""`metatxn doctor`: look at everything that may be set up wrongly, and say what to do."""
+"""`metatxn doctor`: check everything that may be set up wrongly, and say what to do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Checked:
 
 
 class Answered(NamedTuple):
-    """Of a service that has answered: see `SeenService`."""
+    """What a service has answered: see `SeenService`."""
 
     status: metatxn.ServiceStatus
     ahead_ms: float
@@ -83,7 +83,7 @@ def doctor(
     ] = None,
     data_dir: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Also look whether a broker serves this data directory. May be repeated."),
+        typer.Option(metavar="DIR", help="Also check whether a broker serves this data directory. May be repeated."),
     ] = None,
 ) -> None:
     """Check everything that may be set up wrongly, and say what to do. The exit code is 1 if there is a problem."""
@@ -157,7 +157,7 @@ def _address(service: SeenService, url: str) -> Checked:
     announced = service.process.url
     said = ("address", service.about)
     if service.status is None:
-        action = f"Start it, correct its --advertise-url, which is {announced}, or see what is between here and there."
+        action = f"Start it, correct its --advertise-url, which is {announced}, or check the network to it."
         return Checked(*said, "problem", f"{announced} does not answer from here: {service.silence}", action)
     if urlsplit(announced).hostname in LOOPBACK and urlsplit(url).hostname not in LOOPBACK:
         action = "Start it with --advertise-url and an address that its clients can reach."
@@ -173,7 +173,7 @@ def _readiness(service: SeenService, *, store_is_away: bool) -> Iterator[Checked
         if what == STORE and store_is_away:
             said, action = f"it waits for the {STORE}", "See above."
         elif what == STORE:
-            action = f"See what is between it and the {STORE}, which answers others."
+            action = f"Check the network between it and the {STORE}, which answers others."
         yield Checked("ready", service.about, "problem", said, action)
     if not service.status.waiting_for:
         yield Checked("ready", service.about, "ok", f"for {duration(service.status.up_ms)} in service")
@@ -184,20 +184,20 @@ def _readiness(service: SeenService, *, store_is_away: bool) -> Iterator[Checked
         used = 100 * disk.used_bytes / disk.capacity_bytes
         filling = used >= FILLING_PERCENT
         action = "Set a retention, trim, delete topics, or give it a larger disk." if filling else ""
-        said = f"{used:.0f} % of {size_text(disk.capacity_bytes)} are used"
+        said = f"{used:.0f} % of {size_text(disk.capacity_bytes)} is used"
         yield Checked("disk", service.about, "advice" if filling else "ok", said, action)
     for what, why in service.status.warnings.items():
-        yield Checked(what, service.about, "problem", why, "It still serves; act before it does not.")
+        yield Checked(what, service.about, "problem", why, "It still serves; act before it stops.")
     store = service.status.store
     if store is not None:
         slow = store.read_ms > SLOW_STORE_MS
-        action = "See how busy the store, its disk and the network to it are." if slow else ""
+        action = "Check how busy the store, its disk and the network to it are." if slow else ""
         verdict, said = "problem" if slow else "ok", f"{store.kind} read in {store.read_ms} ms"
         yield Checked("store latency", service.about, verdict, said, action)
 
 
 def clocks(seen: Sequence[SeenService]) -> Iterator[Checked]:
-    """Each clock against the slowest one. What the way of the answers may have taken does not count."""
+    """Compare each clock with the slowest one. The time that the answers may have been under way does not count."""
     known = [each for each in seen if each.status is not None]
     if not known:
         return
@@ -237,15 +237,15 @@ def upgraded(client: metatxn.Client) -> Checked:
 def of_credentials(
     token: str | None, url: str, ca: str | None, clock: Callable[[], float] = time.time
 ) -> Iterator[Checked]:
-    """The token that was given, if it says when it ends, and the certificate at the URL that was given."""
+    """Check the token that was given, if it says when it expires, and the certificate at the URL that was given."""
     ends_s = end_of_token(token)
     if ends_s is not None:
-        yield _ending("token", "the token of this command", ends_s - clock(), "Ask for a new one, and give it out.")
+        yield _ending("token", "the token of this command", ends_s - clock(), "Ask for a new one, and distribute it.")
     yield from _certificate(url, url, ca, clock())
 
 
 def _endings(service: SeenService, url: str, ca: str | None, now_s: float) -> Iterator[Checked]:
-    """The token that a broker shows to others, and the certificate of a service that answers. The one at `url` is
+    """Check the token that a broker shows to others, and the certificate of a service that answers. That at `url` is
     looked at in any case."""
     if service.status is None:
         return
@@ -284,12 +284,12 @@ def examined(url: str) -> Iterator[Checked]:
 
 
 def _not_examined() -> Checked:
-    action = "Give --store to look at its server, at its history and at the storages of segments."
+    action = "Give --store to check its server, its history and the storages of segments."
     return Checked("store", "cluster", "skipped", "the store itself was not examined", action)
 
 
 def of_directories(directories: Sequence[Path], of_store: Sequence[Checked]) -> Iterator[Checked]:
-    """Whether each directory belongs to this cluster, and a broker has it open."""
+    """Check whether each directory belongs to this cluster, and whether a broker has it open."""
     storages = {each.about.removeprefix("storage "): each for each in of_store if each.check == "storage"}
     for directory in directories:
         about = f"data directory {directory}"
@@ -303,7 +303,7 @@ def of_directories(directories: Sequence[Path], of_store: Sequence[Checked]) -> 
         if [each.check for each in of_store] == ["store"]:
             yield Checked("data directory", about, "skipped", f"it is storage {storage}", "Give --store, too.")
         elif storage not in storages:
-            action = "Nothing, if it is new or empty; otherwise --store is another cluster."
+            action = "Do nothing if it is new or empty; otherwise --store is that of another cluster."
             yield Checked("data directory", about, "advice", f"no segment is in its storage {storage}", action)
         elif storages[storage].verdict == "ok":
             yield Checked("data directory", about, "ok", storages[storage].what)

@@ -14,7 +14,7 @@ from metatxn.cli.times import duration_parser
 
 
 class ServerExposure(Protocol):
-    """What the commands need of `metatxn.service.exposure`."""
+    """What the commands need from `metatxn.service.exposure`."""
 
     def check(self, host: str) -> None: ...
 
@@ -46,7 +46,7 @@ class ExposureOptions:
         typer.Option(envvar="METATXN_JWT_AUDIENCE", metavar="TEXT", help="The `aud` claim that JWTs must have."),
     ] = None
     allow_anonymous: Annotated[
-        bool, typer.Option("--allow-anonymous", help="Let everybody who can reach the service do everything.")
+        bool, typer.Option("--allow-anonymous", help="Let everyone who can reach the service do everything.")
     ] = False
     tls_cert: Annotated[
         Path | None,
@@ -87,12 +87,12 @@ class ExposureOptions:
         typer.Option(
             parser=duration_parser(1),
             metavar="DURATION",
-            help="An answer that takes longer has a line in the log. [default: 1000]",
+            help="An answer that takes longer is logged. [default: 1000]",
         ),
     ] = None
 
     def open(self, *hosts: str) -> ServerExposure:
-        """Reads the files. Raises `CliError` if that fails, or if a host must not be listened on with these options."""
+        """Read the files. Raises `CliError` if that fails, or if a host must not be listened on with these options."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         try:
             exposure: ServerExposure = services.load("exposure")(

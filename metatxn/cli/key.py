@@ -125,7 +125,7 @@ def fence(
     ] = None,
 ) -> None:
     """End the connection of a key: its holder can begin and commit nothing more, and what it has open is aborted,
-    unless it is prepared. The next connection goes on."""
+    unless it is prepared. The next connection can go on."""
     with session.connect() as client:
         found = client.key(key, owner)
         wanted = found.epoch if epoch is None else epoch

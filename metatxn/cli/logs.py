@@ -2,8 +2,8 @@
 
     {"event": "transaction decided", "txn_id": "…", "level": "info", "timestamp": "2026-03-02T09:04:00.000000Z", …}
 
-The logs of libraries take the same way. A value may come from a client (the reason of an abort, a path), so control
-characters are escaped: a line break would begin a line that nobody has logged, and an escape sequence would control the
+The logs of libraries go the same way. A value may come from a client (the reason of an abort, a path), so control
+characters are escaped: a line break would begin a line that no one has logged, and an escape sequence would control the
 reader's terminal.
 """
 
@@ -62,7 +62,7 @@ def append_audit_log(path: Path) -> None:
     try:
         appended = logging.handlers.WatchedFileHandler(path, encoding="utf-8")
     except OSError as error:
-        raise CliError(f"--audit-log: {error}. Give a file that is writable.") from error
+        raise CliError(f"--audit-log: {error}. Give a writable file.") from error
     only_json = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_as_json()]
     appended.setFormatter(structlog.stdlib.ProcessorFormatter(processors=only_json))
     audit = logging.getLogger(_AUDIT)
@@ -75,7 +75,7 @@ def append_audit_log(path: Path) -> None:
 
 
 def _for_people() -> list[Processor]:
-    # Plain: the default prints every variable of every frame, which is slow and may hold somebody's data.
+    # Plain: the default prints every variable of every frame, which is slow and may hold someone's data.
     exceptions = structlog.dev.plain_traceback
     return [_on_one_line, structlog.dev.ConsoleRenderer(exception_formatter=exceptions, repr_native_str=True)]
 

@@ -92,7 +92,7 @@ def _print_version(wanted: bool) -> None:
 
 @dataclass(slots=True)
 class ErrorOutput:
-    """How errors are printed: as the options say, or else the profile."""
+    """How errors are printed: as the options say, or else as the profile says."""
 
     said: str | None
 
@@ -115,19 +115,19 @@ def shared_options(
         str | None,
         typer.Option(
             envvar="METATXN_LISTENER",
-            help="The name of the addresses of services that can be reached from here. [default: that of --url]",
+            help="The name of the listener whose addresses can be reached from here. [default: that of --url]",
         ),
     ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")] = Output.TABLE,
     profile: Annotated[
-        str | None, typer.Option(envvar="METATXN_PROFILE", help="The profile of the file of settings to use.")
+        str | None, typer.Option(envvar="METATXN_PROFILE", help="The profile of the settings file to use.")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
             envvar="METATXN_CONFIG",
             metavar="FILE",
-            help="The file of settings. [default: ~/.config/metatxn/config.toml]",
+            help="The settings file. [default: ~/.config/metatxn/config.toml]",
         ),
     ] = None,
     _: Annotated[
@@ -176,7 +176,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in CANNOT_BE_WRITTEN:
             raise
         sys.stdout = None  # do not fail again at the last flush
-        say(_sentences(f"the output cannot be written: {error.strerror}", "Make room, or write to another place."))
+        say(_sentences(f"the output cannot be written: {error.strerror}", "Free some space, or write somewhere else."))
     except SystemExit:
         if type(sys.stdout).__name__ != "PacifyFlushWrapper":
             raise

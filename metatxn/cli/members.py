@@ -12,7 +12,7 @@ from metatxn.health import AskedService, processes_of
 from metatxn.wire.models import KnownServices, Process
 
 ANSWER_WITHIN_S = 6.0
-"""A person waits for these answers. A service waits for the store for half of it."""
+"""How long a person waits for these answers. A service waits half as long for the store."""
 MOST_AT_ONCE = 100
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class ClusterMembers:
 
 
 def members_of(client: metatxn.Client, url: str) -> ClusterMembers:
-    """Those of the cluster of the service at `url`. Raises `ServiceUnreachable` if that does not answer."""
+    """The services of the cluster of the service at `url`. Raises `ServiceUnreachable` if that does not answer."""
     (status,) = asked_at_once([("service", Process(id=url, url=url))], lambda each: client.service_status(each.url))
     if isinstance(status, metatxn.NotFound):  # a release that does not tell it
         return ClusterMembers(processes_of(client.cluster(patient=False)))

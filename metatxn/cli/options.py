@@ -29,7 +29,7 @@ ListenerOption = Annotated[
     str | None,
     typer.Option(
         "--listener",
-        help="The name of the addresses of services that can be reached from here. [env: METATXN_LISTENER] [default: "
+        help="The name of the listener whose addresses can be reached from here. [env: METATXN_LISTENER] [default: "
         "that of --url]",
     ),
 ]
@@ -55,7 +55,7 @@ class CliError(Exception):
 
 
 class Interrupted(CliError):
-    """Somebody has pressed Ctrl-C where it matters what that means."""
+    """Ctrl-C was pressed where it matters what that means."""
 
 
 def shared(context: typer.Context) -> Shared:

@@ -43,7 +43,7 @@ def print_line(value: Any) -> None:
 
 
 class JsonLines:
-    """One JSON list, printed item by item, each on a line of its own; `[]` if there is none."""
+    """One JSON list, printed item by item, each on a line of its own; `[]` if there are none."""
 
     def __init__(self) -> None:
         self._printed = 0
@@ -65,7 +65,7 @@ class TableRows:
         self._widths = [0] * len(columns)
 
     def print(self, rows: Iterable[Sequence[Any]]) -> None:
-        """The first time with the names of the columns."""
+        """Print the rows, the first time with the names of the columns."""
         texts = [*self._head, *([_cell(cell) for cell in row] for row in rows)]
         self._head = []
         self._widths = [max([width, *(len(row[index]) for row in texts)]) for index, width in enumerate(self._widths)]
@@ -74,7 +74,7 @@ class TableRows:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """All of them at once, so that they are aligned with each other."""
+    """Print all rows at once, so that they are aligned with each other."""
     TableRows(columns).print(rows)
 
 
@@ -104,7 +104,7 @@ def printable(text: str) -> str:
 
 
 def print_note(message: str) -> None:
-    """Print something that a person should know on one line of standard error, where it disturbs no program."""
+    """Print something that a person should know on one line of standard error, where it does not disturb programs."""
     print("note:", printable(" ".join(message.split())), file=sys.stderr)
 
 

@@ -72,9 +72,7 @@ class SettingOptions:
     ] = None
     retention: Annotated[
         RetentionChoice | None,
-        typer.Option(
-            help="Whether messages are kept that a subscription has not acknowledged, or dropped all the same."
-        ),
+        typer.Option(help="Whether messages that a subscription has not acknowledged are kept, or dropped anyway."),
     ] = None
     roll_ms: Annotated[
         int | None,
@@ -88,7 +86,7 @@ class SettingOptions:
         int | None,
         typer.Option(
             min=UNLIMITED,
-            help="A consumer that holds so many messages of a subscription gets no more; -1 means any number.",
+            help="A consumer that holds this many messages of a subscription gets no more; -1 means any number.",
         ),
     ] = None
     cleanup: Annotated[
@@ -100,7 +98,7 @@ class SettingOptions:
         typer.Option(
             parser=duration_parser(0),
             metavar="DURATION",
-            help="How long a message that deletes a key stays when its ledger is compacted.",
+            help="How long a message that deletes a key is kept when its ledger is compacted.",
         ),
     ] = None
     ttl_ms: Annotated[
@@ -108,29 +106,31 @@ class SettingOptions:
         typer.Option(
             parser=duration_parser(UNLIMITED),
             metavar="DURATION",
-            help="What a subscription has not acknowledged at this age counts as acknowledged; -1 is never.",
+            help="Messages that a subscription has not acknowledged at this age count as acknowledged; -1 means never.",
         ),
     ] = None
     backlog_bytes: Annotated[
         int | None,
-        typer.Option(min=UNLIMITED, help="What a subscription may leave unacknowledged; -1 means any size."),
+        typer.Option(
+            min=UNLIMITED, help="The bytes that a subscription may leave unacknowledged; -1 means any number."
+        ),
     ] = None
     backlog_ms: Annotated[
         int | None,
         typer.Option(
             parser=duration_parser(UNLIMITED),
             metavar="DURATION",
-            help="How old what it leaves unacknowledged may become; -1 means any age.",
+            help="How old the messages that it leaves unacknowledged may become; -1 means any age.",
         ),
     ] = None
     backlog: Annotated[
         BacklogChoice | None,
-        typer.Option(help="Beyond that, refuse new messages, or take its oldest messages for acknowledged."),
+        typer.Option(help="Beyond that, refuse new messages, or count its oldest messages as acknowledged."),
     ] = None
     schema_compatibility: Annotated[
         CompatibilityChoice | None,
         typer.Option(
-            help="Whether new columns must hold what was written before (backward), former ones what is written later "
+            help="Whether new columns must fit what was written before (backward), former ones what is written later "
             "(forward), or both (full)."
         ),
     ] = None
@@ -153,7 +153,7 @@ class SettingOptions:
                     f"--unset: {name!r} is not a setting. Use one of {', '.join(PolicySettings.model_fields)}."
                 )
             if name in changes:
-                raise CliError(f"--unset: {name} is also given a value. Give one of both.")
+                raise CliError(f"--unset: {name} is also given a value. Give one or the other.")
             changes[name] = None
         if not changes:
             raise CliError("There is nothing to change. Give a setting, such as --retention-ms, or --unset.")
@@ -167,7 +167,7 @@ MAY_DROP = frozenset(
         *("ttl_ms", "backlog", "backlog_bytes", "backlog_ms"),
     }
 )
-"""The settings by which a change may drop messages, or take them for acknowledged."""
+"""The settings by which a change may drop messages, or count them as acknowledged."""
 
 
 def agreed(
@@ -183,10 +183,10 @@ def agreed(
         now = present().effective
         parts, may_drop = [], False
         for name, to in changes.items():
-            before, after = getattr(now, name), "what counts without it" if to is None else _value_text(name, to)
+            before, after = getattr(now, name), "what applies without it" if to is None else _value_text(name, to)
             parts.append(f"{name} from {_value_text(name, before.value)} ({before.source}) to {after}")
             may_drop |= name in MAY_DROP and to != before.value
-        lost = "; messages that it does not keep any more are gone for ever" if may_drop else ""
+        lost = "; messages that it no longer keeps are gone forever" if may_drop else ""
         return f"change the policy of {about}: {', '.join(parts)}{lost}."
 
     if not consent.dry_run and not MAY_DROP & changes.keys():
@@ -197,7 +197,7 @@ def agreed(
 @app.command(epilog="Examples: metatxn policy show shop/prod · metatxn policy show --cluster")
 @takes_session
 def show(session: ServiceOptions, namespace: NamespaceArgument = None, cluster: ClusterOption = False) -> None:
-    """Show a policy, and what counts, with where each value comes from."""
+    """Show a policy and the values that apply, with where each one comes from."""
     chosen = _chosen(namespace, cluster)
     with session.connect() as client:
         show_policy(session, client.cluster_policy() if chosen is None else client.namespace_policy(chosen))
@@ -218,7 +218,7 @@ def set_(
     namespace: NamespaceArgument = None,
     cluster: ClusterOption = False,
 ) -> None:
-    """Change a policy. What is not named stays as it is."""
+    """Change a policy. Settings that are not named stay as they are."""
     chosen, changes = _chosen(namespace, cluster), settings.changes()
     with session.connect() as client:
 
@@ -239,7 +239,7 @@ def set_(
 def _chosen(namespace: str | None, cluster: bool) -> str | None:
     """The namespace, or None for the cluster."""
     if (namespace is None) != cluster:
-        raise CliError("Name a namespace, such as shop/prod, or give --cluster; and not both.")
+        raise CliError("Name a namespace, such as shop/prod, or give --cluster, but not both.")
     return namespace
 
 
@@ -259,7 +259,7 @@ def policy_rows(found: PolicyInfo) -> Sequence[tuple[str, Any, str]]:
 
 
 def _value_text(name: str, value: Any) -> str:
-    """As its option takes it."""
+    """The value as its option takes it."""
     if value == UNLIMITED:
         return "no bound"
     return duration_option(value) if name.endswith("_ms") else str(value)

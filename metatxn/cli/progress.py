@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class ProgressLine:
-    """Inside its `with`, `at` or `over` say how far it is, of `total` if that is known. Nothing is shown in the first
+    """Inside its `with`, `at` or `over` say how far the work is, of `total` if known. Nothing is shown in the first
     second, and the line is gone at the end."""
 
     def __init__(
@@ -40,7 +40,7 @@ class ProgressLine:
         self.done = 0
 
     def at(self, done: int, total: int | None = None) -> None:
-        """The number that is done, and that of all if it is known only now."""
+        """Show how many are done, of `total` if that is known only now."""
         self.done = done
         self._total = self._total or total
         if self._shows and self._clock() >= self._next:
@@ -49,7 +49,7 @@ class ProgressLine:
             self._shown = True
 
     def _bar(self) -> str:
-        """Nothing if nobody knows how many there are."""
+        """The bar, which is empty if the total is not known."""
         if not self._total:
             return ""
         part = min(1.0, self.done / self._total)

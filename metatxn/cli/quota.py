@@ -20,14 +20,14 @@ PrincipalArgument = Annotated[
     str | None, typer.Argument(metavar="[PRINCIPAL]", help="The name of a principal; or give --default.")
 ]
 DefaultOption = Annotated[
-    bool, typer.Option("--default", help="What counts where a principal's own quota says nothing.")
+    bool, typer.Option("--default", help="What applies where a principal's own quota says nothing.")
 ]
 
 
 @app.command(epilog="Examples: metatxn quota show billing · metatxn quota show --default")
 @takes_session
 def show(session: ServiceOptions, principal: PrincipalArgument = None, default: DefaultOption = False) -> None:
-    """Show what counts for a principal, where that comes from, and what it has used lately in the whole cluster."""
+    """Show what applies to a principal, where that comes from, and what it has used lately in the whole cluster."""
     chosen = _chosen(principal, default)
     with session.connect() as client:
         _show(session, client.quota(chosen))
@@ -65,7 +65,7 @@ def set_(
         typer.Option(metavar="AMOUNT", help="Remove this amount, such as requests_per_second. May be repeated."),
     ] = None,
 ) -> None:
-    """Change a quota. What is not named stays as it is. It counts at once, in the whole cluster."""
+    """Change a quota. Amounts that are not named stay as they are. It applies at once, in the whole cluster."""
     chosen = _chosen(principal, default)
     given = {
         "requests_per_second": requests_per_second,
@@ -80,7 +80,7 @@ def set_(
 def _chosen(principal: str | None, default: bool) -> str | None:
     """The principal, or None for the default."""
     if (principal is None) != default:
-        raise CliError("Name a principal, or give --default; and not both.")
+        raise CliError("Name a principal, or give --default, but not both.")
     return principal
 
 
@@ -89,7 +89,7 @@ def _changes(given: dict[str, int | None], unset: Sequence[str]) -> dict[str, in
         if name not in QUOTA_NAMES:
             raise CliError(f"--unset: {name!r} is not an amount. Use one of {', '.join(QUOTA_NAMES)}.")
         if name in given:
-            raise CliError(f"--unset: {name} is also given a value. Give one of both.")
+            raise CliError(f"--unset: {name} is also given a value. Give one or the other.")
         given[name] = None
     if not given:
         raise CliError("There is nothing to change. Give an amount, such as --requests-per-second, or --unset.")

@@ -48,14 +48,14 @@ def recover(
     undecided: Annotated[
         Undecided | None,
         typer.Option(
-            help="What becomes of transactions whose decision the store does not know: abort hides what was committed "
+            help="What happens to transactions whose decision the store does not know: abort hides what was committed "
             "after the backup, commit may show what was never committed."
         ),
     ] = None,
     unknown_ledgers: Annotated[
         UnknownLedgers,
         typer.Option(
-            help="What becomes of ledgers that were written after the backup: serve them again, or move them aside."
+            help="What happens to ledgers that were written after the backup: serve them again, or move them aside."
         ),
     ] = UnknownLedgers.ADOPT,
     accept_loss: Annotated[
@@ -80,7 +80,7 @@ def recover(
     set_up_logs(log_level)
     if yes and undecided is None:
         raise CliError(
-            "--undecided: say what becomes of transactions whose decision is not known. Give abort or commit."
+            "--undecided: say what happens to transactions whose decision is not known. Give abort or commit."
         )
     as_json = output_of(context, output) is Output.JSON
     wishes = {
@@ -131,7 +131,7 @@ async def _carried_out(recovery: Any, as_json: bool) -> None:
 
 
 def _action(error: Exception) -> str:
-    """Chosen by the name of the class, because the client's package does not know the classes of the servers."""
+    """What to do about an error, by the name of its class: the client's package does not know the servers' classes."""
     match type(error).__name__:
         case "StillServed":
             return "Nothing was changed."

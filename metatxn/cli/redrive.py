@@ -23,7 +23,7 @@ def redrive(
 ) -> None:
     """Publish the dead letters of a subscription to its topic again.
 
-    Each is moved in a transaction, exactly once, however often this is started; those of other subscriptions stay. All
+    Each is moved in a transaction, exactly once, however often this is run; those of other subscriptions stay. All
     subscriptions of the topic receive what is published."""
     with session.connect() as client:
         found = client.subscription(topic, subscription)

@@ -16,7 +16,7 @@ from metatxn.wire.schemas import SchemaInfo
 
 app = typer.Typer(
     help="Show, check and set the schema of a topic: its columns, with their versions.",
-    epilog="What may follow is a setting of policies: metatxn topic set orders --schema-compatibility backward.",
+    epilog="Which changes are allowed is a policy setting: metatxn topic set orders --schema-compatibility backward.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -64,7 +64,7 @@ def _show_version(session: ServiceOptions, found: SchemaInfo, version: int) -> N
     chosen = next((each for each in found.versions if each.version == version), None)
     if chosen is None:
         known = ", ".join(str(each.version) for each in found.versions) or "none"
-        raise CliError(f"--version: {version} is not remembered. These are: {known}.")
+        raise CliError(f"--version: {version} is not remembered. These versions are: {known}.")
     if session.json:
         print_json(chosen)
     else:
@@ -122,9 +122,9 @@ def set_(
 def _wanted(
     client: metatxn.Client, topic: str, schema: str | None, add: list[str] | None, drop: list[str] | None
 ) -> tuple[TopicSchema, int | None]:
-    """The columns, and the version to which they are a change, if they are given as one."""
+    """The columns that are wanted and, if they are given as a change, the version that they change."""
     if (schema is not None) == bool(add or drop):
-        raise CliError("Give all columns with --schema, or changes with --add and --drop; and not both.")
+        raise CliError("Give all columns with --schema, or changes with --add and --drop, but not both.")
     if schema is not None:
         return parsed_columns("--schema", schema), None
     found = client.schema(topic)

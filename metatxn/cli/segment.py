@@ -1,4 +1,4 @@
-"""`metatxn segment …`: show a segment as its owner sees it, and delete one of which nothing is needed any more."""
+"""`metatxn segment …`: show a segment as its owner sees it, and delete one that nothing needs any more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metatxn.wire.names import topic_of_segment
 from metatxn.words import count_text, size_text
 
 app = typer.Typer(
-    help="Show segments, and delete those of which nothing is needed any more.",
+    help="Show segments, and delete those that nothing needs any more.",
     epilog="Example: metatxn segment delete segment://public/default/orders/0000-ffff-0. "
     "Other commands for segments are in metatxn topic.",
     no_args_is_help=True,
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Show segments, and delete those of which nothing is needed any more."""
+    """Show segments, and delete those that nothing needs any more."""
 
 
 @app.command(epilog="Example: metatxn segment show segment://public/default/orders/0000-ffff-0")
@@ -45,7 +45,7 @@ def show(session: ServiceOptions, segment: SegmentArgument) -> None:
 
 
 def _rates(found: SegmentDetail) -> dict[str, str]:
-    """What goes in and out in a second, if the owner knows it."""
+    """The rates in and out per second, if the owner knows them."""
     if (rates := found.rates) is None:
         return {}
     return {
@@ -59,7 +59,7 @@ def _rates(found: SegmentDetail) -> dict[str, str]:
 @takes_consent
 def delete(session: ServiceOptions, consent: ConsentOptions, segment: SegmentArgument) -> None:
     """Drop what is left in a sealed segment that has children, and remove it from its topic. Readers and consumers go
-    on in its children. What still needs it is named, and then nothing happens."""
+    on in its children. If anything still needs it, that is named, and nothing happens."""
 
     def effect() -> str:
         found = client.segment(segment)

@@ -37,7 +37,7 @@ _STORE_OPTION = typer.Option(
 )
 ServedStoreOption = Annotated[str, _STORE_OPTION]
 BrokerStoreOption = Annotated[str | None, _STORE_OPTION]
-"""Required, too, unless one of the commands for brokers follows."""
+"""It is also required, unless one of the subcommands of `broker` follows."""
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
 SweepOption = Annotated[
     int | None,
@@ -90,7 +90,7 @@ MaxLedgerOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="A segment continues in a new ledger when one has this size, or 50,000 entries. [default: 256 MiB]",
+        help="A segment continues in a new ledger when one reaches this size, or 50,000 entries. [default: 256 MiB]",
     ),
 ]
 WatermarkOption = Annotated[
@@ -99,7 +99,7 @@ WatermarkOption = Annotated[
         min=1,
         max=100,
         metavar="PERCENT",
-        help="New messages are refused while so much of the disk of the ledgers is used; 100 means only once it is "
+        help="New messages are refused while this percentage of the ledgers' disk is used; 100 means only once it is "
         "full. [default: 90]",
     ),
 ]
@@ -146,7 +146,7 @@ AdvertiseOption = Annotated[
     typer.Option(
         metavar="[LISTENER=]URL",
         help="The URL at which other services reach this one, and with LISTENER=URL the one for clients elsewhere, "
-        "such as outside of a container network. May be repeated. [default: http(s)://<host>:<port>]",
+        "such as outside a container network. May be repeated. [default: http(s)://<host>:<port>]",
     ),
 ]
 PeerTokenOption = Annotated[
@@ -471,4 +471,4 @@ def make_data_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CliError(f"--data-dir: {error}. Give a directory that is writable.") from error
+        raise CliError(f"--data-dir: {error}. Give a writable directory.") from error

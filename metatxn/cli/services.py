@@ -68,7 +68,7 @@ def load(name: str) -> Any:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Importing makes objects that stay, so looking for garbage among them takes a fifth of the time and finds none."""
+    """Importing makes objects that stay, so garbage collection takes a fifth of the time and frees none."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -79,8 +79,8 @@ def _without_collector() -> Iterator[None]:
 
 
 async def connect_store(url: str, data_dir: Path | None = None, *, to_read: bool = False) -> Store:
-    """`data_dir` contains the store if none was named by `--store`. With `to_read` nothing is changed, and another
-    process may serve the store meanwhile."""
+    """Open a store. `data_dir` contains it if none was named by `--store`. With `to_read` nothing is changed, and
+    another process may serve the store meanwhile."""
     try:
         opener: Callable[[str], Awaitable[Store]] = load("open_store_to_read" if to_read else "open_store")
         return await opener(url)
@@ -100,7 +100,7 @@ async def connect_store(url: str, data_dir: Path | None = None, *, to_read: bool
 
 
 async def store_if_there(url: str) -> Store | None:
-    """Opened to be read; None if there is no store at this place yet."""
+    """The store, opened only to read; None if there is no store at this place yet."""
     try:
         return await connect_store(url, to_read=True)
     except CliError as error:
@@ -129,7 +129,7 @@ async def start(service: ServerProcess, name: str, port_option: str, port: int, 
 
 
 def _in_use(error: Exception) -> bool:
-    """Recognized by the name of the class, because the client's package does not know the classes of the servers."""
+    """Whether something is in use, by the name of its class: the client's package does not know servers' classes."""
     return type(error).__name__ in ("StoreInUse", "StorageLocked")
 
 
@@ -175,7 +175,7 @@ async def _unless_hurried(before_stop: BeforeStop, stop: asyncio.Event) -> None:
 SWITCH_INTERVAL_S = 0.0005
 YOUNG_OBJECTS = 50_000
 REUSED_BYTES = 8 << 20
-"""Larger blocks are returned to the system when they are freed."""
+"""Blocks larger than this are returned to the system when they are freed."""
 KEPT_BYTES = 32 << 20
 """The most free memory that is kept. Each thread that reads has memory of its own."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>

@@ -9,8 +9,8 @@
     store = "etcd://10.0.0.1:2379"
     data-dir = "/var/lib/metatxn"
 
-A setting is named as its option without the dashes. What counts is the option, else the environment variable, else the
-file, else the default.
+A setting is named like its option without the dashes. What applies is the option, else the environment variable, else
+the file, else the default.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def default_file() -> Path:
 
 
 def load_settings(given: Path | None) -> tuple[Path, dict[str, Any]]:
-    """The file and its tables; no tables if nobody named a file and the usual one does not exist. Raises `CliError`."""
+    """The file and its tables; no tables if no file was named and the usual one does not exist. Raises `CliError`."""
     path = given or default_file()
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if given is None:
             return path, {}
-        raise CliError(f"there is no file of settings {path}. Correct --config, or METATXN_CONFIG.") from None
+        raise CliError(f"there is no settings file {path}. Correct --config, or METATXN_CONFIG.") from None
     except UnicodeDecodeError:
-        raise CliError(f"the file of settings {path} is no text in UTF-8. Write it anew, as TOML.") from None
+        raise CliError(f"the settings file {path} is not UTF-8 text. Write it again, as TOML.") from None
     except OSError as error:
         raise CliError(
-            f"the file of settings {path} cannot be read: {error.strerror}. Make it readable, or name another one with "
+            f"the settings file {path} cannot be read: {error.strerror}. Make it readable, or name another one with "
             "--config."
         ) from error
     return path, _tables(path, text)
@@ -63,12 +63,12 @@ def _tables(path: Path, text: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise CliError(f"the file of settings {path} is no valid TOML: {error}. Correct it there.") from error
+        raise CliError(f"the settings file {path} is not valid TOML: {error}. Correct it there.") from error
     for name, table in tables.items():
         if isinstance(table, dict) and name not in ("profiles", *SERVERS):
             raise CliError(f"{path}: there is no section {name!r}. Use {SECTIONS}.")
         if not isinstance(table, dict):
-            raise CliError(f"{path}: {name!r} stands in no section. Put it below one of {SECTIONS}.")
+            raise CliError(f"{path}: {name!r} is outside of any section. Put it below one of {SECTIONS}.")
     return tables
 
 
@@ -86,11 +86,11 @@ def profile_of(path: Path, tables: Mapping[str, Any], name: str | None) -> dict[
     for setting, value in found.items():
         if setting not in OF_A_PROFILE:
             known = _listed(OF_A_PROFILE)
-            raise CliError(f"{path}: there is no setting {setting!r}, as in [profiles.{name}]. Use {known}.")
+            raise CliError(f"{path}: there is no setting {setting!r} for [profiles.{name}]. Use {known}.")
         if not isinstance(value, str):
-            raise CliError(f"{path}: {setting!r} in [profiles.{name}] is {value!r}, and no text. Put it in quotes.")
+            raise CliError(f"{path}: {setting!r} in [profiles.{name}] is {value!r}, not text. Put it in quotes.")
     if "token" in found and path.stat().st_mode & _OTHERS_MAY_READ:
-        print_note(f"others may read the token in {path}; chmod 600 keeps it to you.")
+        print_note(f"other users may be able to read the token in {path}; chmod 600 prevents that.")
     return dict(found)
 
 
@@ -112,13 +112,13 @@ def _of_server(context: typer.Context, path: Path, name: str, table: Mapping[str
     known = {option.removeprefix("--"): each.name for each in parameters for option in each.opts if option[:2] == "--"}
     for setting in table:
         if setting not in known:
-            raise CliError(f"{path}: {setting!r} in [{name}] is no option. See `metatxn {name} --help`.")
+            raise CliError(f"{path}: {setting!r} in [{name}] is not an option. See `metatxn {name} --help`.")
     lists = {each.name for each in parameters if each.multiple}
     return {known[name]: _as_list(value) if known[name] in lists else value for name, value in table.items()}
 
 
 def _as_list(value: Any) -> Any:
-    """A single value of an option that may be repeated."""
+    """A list, also for a single value of an option that may be repeated."""
     return [value] if isinstance(value, str) else value
 
 

@@ -45,7 +45,7 @@ COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "DISK", "VERSION")
 @dataclass(slots=True)
 class Findings:
     """`rates` are those of the last minute, per second, of all services together. `blind` means that nothing is known
-    but what services tell of themselves (see `ClusterMembers`)."""
+    except what services tell of themselves (see `ClusterMembers`)."""
 
     services: list[AskedService] = field(default_factory=list)
     blind: bool = False
@@ -92,13 +92,13 @@ class Findings:
 @takes_session
 def status(
     session: ServiceOptions,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show this again and again, until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option(min=0.1, help="With --watch, the time between two looks.")
+        float, typer.Option(min=0.1, help="With --watch, the time between two rounds.")
     ] = DEFAULT_INTERVAL_S,
     interval: Annotated[str | None, typer.Option(metavar="DURATION", help=f"The same: {DURATION_HELP}.")] = None,
 ) -> None:
-    """Show the services, the store, what is open, and what is wrong. The exit code is 1 if anything is."""
+    """Show the services, the store, what is open, and what is wrong. The exit code is 1 if anything is wrong."""
     interval_s = one_duration("--interval", interval, interval_s, DEFAULT_INTERVAL_S, unit_ms=1_000)
     if not watch:
         raise typer.Exit(EXIT_UNHEALTHY if _look_and_print(session).problems else 0)
@@ -149,7 +149,7 @@ def _asked(name: str, process: Process, answer: metatxn.ServiceStatus | metatxn.
 
 
 def _rates(client: metatxn.Client, services: Sequence[AskedService]) -> dict[str, float]:
-    """Those of a service before 0.3, which does not tell them, are missing."""
+    """The rates, without those of a service before 0.3, which does not report them."""
     rates: dict[str, float] = {}
     for service in services:
         if service.status is None:
@@ -175,12 +175,12 @@ def _of_topics(
 
 
 def unserved_segments(client: metatxn.Client, brokers: set[str]) -> Iterator[HealthProblem]:
-    """Those of all topics that none of these brokers serves."""
+    """The segments of all topics that none of these brokers serves."""
     return _of_topics(client, Findings(), brokers)
 
 
 def oldest_hanging(client: metatxn.Client) -> tuple[Sequence[HangingTransaction], bool]:
-    """The oldest ones, and whether there are more."""
+    """The oldest hanging transactions, and whether there are more."""
     found = list(itertools.islice(client.hanging(HANGING_MS), MOST_HANGING + 1))
     return found[:MOST_HANGING], len(found) > MOST_HANGING
 
@@ -226,12 +226,12 @@ def _store_text(store: Mapping[str, Any]) -> str:
 
 def _open_text(counted: Mapping[str, Any], away: StoreAway | None) -> str:
     if away is not None:
-        return f"{counted['count']} were open when they were counted last"
+        return f"{counted['count']} were open when they were last counted"
     return f"{counted['count']} open, the oldest for {duration(counted['oldest_ms'])}"
 
 
 def _garbage(statuses: Sequence[metatxn.ServiceStatus]) -> str | None:
-    """The most of the coordinators; None if none tells it."""
+    """The largest backlog of a coordinator; None if no coordinator reports one."""
     kept = max((each.gc_backlog for each in statuses if each.gc_backlog is not None), default=None)
     if kept is None:
         return None
@@ -246,7 +246,7 @@ def _disk(status: metatxn.ServiceStatus) -> str | None:
 
 
 def _throughput(rates: dict[str, float]) -> str:
-    """In the last minute. What no service has told is not there."""
+    """The throughput of the last minute. What no service has reported is left out."""
     said = [
         f"{count_text(rates[name])} {words}/s"
         for name, words in (("transactions_committed", "commits"), ("transactions_aborted", "aborts"))

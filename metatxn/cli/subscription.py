@@ -79,11 +79,11 @@ def create(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="How long a message waits that was returned or has timed out. [default: not at all]",
+            help="How long a message that was returned or has timed out waits. [default: not at all]",
         ),
     ] = None,
     max_redelivery_delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="With each return that delay doubles, up to this.")
+        str | None, typer.Option(metavar="DURATION", help="The delay doubles with each return, up to this.")
     ] = None,
     isolation: Annotated[
         SubscriptionIsolation,
@@ -158,14 +158,14 @@ def seek(
     revision: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Instead of --to: behind what a snapshot at this revision shows.", show_default=False
+            metavar="N", help="Instead of --to: just after what a snapshot at this revision shows.", show_default=False
         ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Abort open transactions that have acknowledged messages.")
     ] = False,
     preview: Annotated[
-        bool, typer.Option("--preview", help="Only print what would be delivered again, and what never.")
+        bool, typer.Option("--preview", help="Only print what would be delivered again, and what would never be.")
     ] = False,
 ) -> None:
     """Move a subscription, on all segments at once. Everything before the new place is acknowledged, and everything
@@ -292,7 +292,7 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: C
 
 
 def redelivery_text(found: SubscriptionInfo) -> str | None:
-    """When messages are redelivered, if the subscription says so."""
+    """When messages are redelivered, if the subscription has a setting for it."""
     parts = []
     if found.ack_timeout_ms is not None:
         parts.append(f"without an acknowledgement for {found.ack_timeout_ms} ms")

@@ -1,4 +1,4 @@
-"""Times as people give them on the command line."""
+"""Times as they are given on the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def time_of(option: str, text: str, clock: Callable[[], float] = time.time) -> d
 def delivery_time(at: str | None, after: str | None, clock: Callable[[], float] = time.time) -> datetime | None:
     """The time that `--deliver-at` or `--deliver-after` says. Raises `CliError`."""
     if at is not None and after is not None:
-        raise CliError("--deliver-after: --deliver-at is another time. Give one of them.")
+        raise CliError("--deliver-after: --deliver-at gives a time, too. Give one of them.")
     if after is not None:
         delay = timedelta(milliseconds=milliseconds_of("--deliver-after", after))
         return datetime.fromtimestamp(clock(), UTC) + delay
@@ -54,22 +54,22 @@ def milliseconds_of(option: str, text: str) -> int:
 
 
 def duration_option(ms: int) -> str:
-    """The duration as an option takes it, without a loss: `7d`, `90m`, `1500ms`."""
+    """The duration as an option takes it, without loss: `7d`, `90m`, `1500ms`."""
     units = [(name, unit) for name, unit in reversed(_MILLISECONDS.items()) if ms and ms % unit == 0]
     name, unit = units[0] if units else ("ms", 1)
     return f"{ms // unit}{name}"
 
 
 def duration_parser(least_ms: int) -> Callable[[Any], int]:
-    """A parser of a duration such as `7d`, or a number of milliseconds, of at least `least_ms`. In policies -1 is the
-    number that has no bound. A file of settings may have a number, too."""
+    """A parser of a duration such as `7d`, or a number of milliseconds, of at least `least_ms`. In policies -1 stands
+    for no limit. The settings file may have a number, too."""
 
     def parsed(value: Any) -> int:
         text = str(value)
         try:
             found = milliseconds_of("", text) if _LENGTH.fullmatch(text) else int(text)
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is no time. Give {DURATION_HELP}, or milliseconds.") from None
+            raise typer.BadParameter(f"{text!r} is not a time. Give {DURATION_HELP}, or milliseconds.") from None
         if found < least_ms:
             raise typer.BadParameter(f"{text} is too short: the least is {least_ms} ms.")
         return found
@@ -78,8 +78,8 @@ def duration_parser(least_ms: int) -> Callable[[Any], int]:
 
 
 def one_duration(option: str, text: str | None, number: Number, default: Number, *, unit_ms: int = 1) -> Number:
-    """The duration that `text` says, or else `number`, which the option of an earlier release says in this unit. Raises
-    `CliError` if both were given."""
+    """The duration that `text` says, or else `number`, which the option of an earlier release gives in this unit.
+    Raises `CliError` if both were given."""
     if text is None:
         return number
     if number != default:

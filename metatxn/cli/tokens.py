@@ -53,13 +53,13 @@ def create(
 @app.command(epilog="Example: METATXN_TOKEN=… metatxn token show")
 @takes_session
 def show(session: ServiceOptions) -> None:
-    """Show who you are for the services, by your token, and what you may do."""
+    """Show who you are to the services, by your token, and what you may do."""
     with session.connect() as client:
         found = client.access()
     if session.json:
         print_json(found)
         return
-    print_fields({"principal": found.principal or "nobody: there is no authentication", "admin": found.admin})
+    print_fields({"principal": found.principal or "none: there is no authentication", "admin": found.admin})
     if found.topics:
         print()
         print_rows(("TOPICS", "RIGHTS"), [(pattern, ", ".join(rights)) for pattern, rights in found.topics.items()])

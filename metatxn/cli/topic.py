@@ -113,7 +113,7 @@ def list_(
 
 def _print_count(session: ServiceOptions, found: TopicCount | None) -> None:
     if found is None:
-        raise CliError("the broker is of a release that does not count topics. Ask a later one with --url.")
+        raise CliError("the broker runs a release that does not count topics. Ask a later one with --url.")
     what = f"{'at least ' if found.more else ''}{counted(found.topics, 'topic')}"
     session.print_done(as_json(found), what)
 
@@ -142,7 +142,7 @@ def show(session: ServiceOptions, topic: TopicArgument) -> None:
 @takes_consent
 @takes_settings
 def set_(session: ServiceOptions, consent: ConsentOptions, settings: SettingOptions, topic: TopicArgument) -> None:
-    """Change a topic's policy, while it is in use. What is not named stays as it is."""
+    """Change a topic's policy, while it is in use. Settings that are not named stay as they are."""
     changes = settings.changes()
     with session.connect() as client:
         if consent.dry_run:
@@ -178,10 +178,10 @@ def produce(
     ] = None,
     deliver_at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="When shared subscriptions deliver the messages, as 2026-11-22T10:00:00Z."),
+        typer.Option(metavar="TIME", help="When shared subscriptions deliver the messages: 2026-11-22T10:00:00Z."),
     ] = None,
     deliver_after: Annotated[
-        str | None, typer.Option(metavar="DURATION", help=f"The same, from now on: {DURATION_HELP}.")
+        str | None, typer.Option(metavar="DURATION", help=f"The same, counted from now: {DURATION_HELP}.")
     ] = None,
 ) -> None:
     """Send messages, and return when all of them are durable."""
@@ -247,7 +247,7 @@ def consume(
         raise CliError("--compacted: a subscription delivers every message. Read without --subscription.")
     if since is not None and (subscription is not None or start != "earliest"):
         raise CliError(
-            "--since: a subscription has a place of its own, and --start is another one. Use one of them; "
+            "--since: a subscription has its own position, and --start gives another one. Use one of them; "
             "`metatxn subscription seek` moves a subscription."
         )
     begin = start if since is None else time_of("--since", since)
@@ -291,8 +291,8 @@ def message_parts(messages: Iterator[metatxn.Message], most: int) -> Iterator[li
 def consumed_parts(
     consumer: metatxn.Consumer, txn: metatxn.Transaction | None, follow: bool, limit: int | None
 ) -> Iterator[list[metatxn.Message]]:
-    """Each part is acknowledged when the next one is requested, because by then it was printed. Whoever interrupts the
-    command gets the rest again."""
+    """Each part is acknowledged when the next one is requested, because by then it was printed. If the command is
+    interrupted, the rest is delivered again."""
     receive = functools.partial(consumer.receive, None if follow else 0)
     left, most = sys.maxsize if limit is None else limit, 1 if follow else AT_ONCE
     # Without a message the part ends, but perhaps only because the consumer holds as much as it may.
@@ -363,11 +363,11 @@ def merge(
 @takes_session
 @takes_consent
 def seal(session: ServiceOptions, consent: ConsentOptions, segment: SegmentArgument) -> None:
-    """Seal a segment without successor: it accepts no more messages, and what it holds stays readable."""
+    """Seal a segment without a successor: it accepts no more messages, and what it holds stays readable."""
     with session.connect() as client:
         if consent.dry_run:
             check_administers(client, topic_of_segment(segment))
-        if not consent.given(session, lambda: f"seal {client.segment(segment).segment} for ever, without a successor."):
+        if not consent.given(session, lambda: f"seal {client.segment(segment).segment} forever, without a successor."):
             return
         show_children(session, client.seal_segment(segment))
 
@@ -419,7 +419,7 @@ def _deletion_of(client: metatxn.Client, topic: str) -> str:
     entries, size = sum(each.entries for each in served), sum(each.size_bytes for each in served)
     parts = [f"{counted(len(seen), 'segment')} with {counted(entries, 'entry')} ({size_text(size)})"]
     if len(served) < len(seen):
-        parts.append(f"{counted(len(seen) - len(served), 'segment')} of unknown size, because nobody serves them")
+        parts.append(f"{counted(len(seen) - len(served), 'segment')} of unknown size, because no broker serves them")
     names = [each.name for each in client.subscriptions(topic)]
     parts.append(counted(len(names), "subscription") + (f" ({', '.join(names)})" if names else ""))
     writing = {each.txn_id for each in blockers(client, served)}
@@ -463,7 +463,7 @@ def topic_row(topic: TopicInfo) -> tuple[Any, ...]:
 
 
 def with_details(topic: TopicInfo, seen: Details) -> dict[str, Any]:
-    """The topic with what the owners of its segments say of their size and of their readers."""
+    """The topic with what the owners of its segments say about their size and their readers."""
     shown_too = {"entries", "size_bytes", "first_position", "last_position", "max_read_position", "pinned_by", "rates"}
     found: dict[str, Any] = as_json(topic)
     for segment in found["segments"]:

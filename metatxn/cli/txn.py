@@ -40,7 +40,7 @@ TxnIdArgument = Annotated[
     typer.Argument(
         metavar="TXN_ID",
         autocompletion=complete_txn,
-        help="As `metatxn txn begin` prints it: 32 hexadecimal digits, of which leading zeros may be left out.",
+        help="As `metatxn txn begin` prints it: 32 hexadecimal digits; leading zeros may be left out.",
     ),
 ]
 HANGING_COLUMNS = (
@@ -139,9 +139,9 @@ def abort(
 def _end_of(client: metatxn.Client, txn_id: str, force: bool) -> str:
     found = client.attach(txn_id).header
     if found.state != "OPEN":
-        return f"change nothing: the transaction {short_id(txn_id)} is {found.state} already."
+        return f"change nothing: the transaction {short_id(txn_id)} is already {found.state}."
     if found.prepared and not force:
-        return f"abort the transaction {short_id(txn_id)}; it is prepared, which --force may be needed for."
+        return f"abort the transaction {short_id(txn_id)}; it is prepared, so --force may be needed."
     prepared = "prepared " if found.prepared else ""
     owner = f" of {found.owner}" if found.owner else ""
     return f"abort the {prepared}transaction {short_id(txn_id)}{owner}: nothing that was done in it will be visible."
@@ -187,7 +187,7 @@ def show(
     records: Annotated[
         bool,
         typer.Option(
-            "--records", help="Also print the records in the metadata store, and the commands of its own tool for them."
+            "--records", help="Also print the records in the metadata store, and how its own tool reads them."
         ),
     ] = False,
 ) -> None:
@@ -220,7 +220,7 @@ def show(
 
 
 def _records(client: metatxn.Client, txn_id: str, *, wanted: bool) -> list[StoredRecord]:
-    """Unless they are wanted, they are missing if the coordinator is of release 0.2.0, which does not show them."""
+    """The records. Unless they are wanted, there are none if the coordinator is of release 0.2.0, which shows none."""
     try:
         return list(itertools.islice(client.transaction_records(txn_id), MOST_OPERATIONS))
     except metatxn.NotFound:
@@ -256,7 +256,7 @@ def list_(
     ] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """List transactions, the latest begin first. With `--state open` they are listed by their deadline, with another
+    """List transactions, the last begun first. With `--state open` they are listed by their deadline, with another
     state by their decision, the latest first, and with `--segment` by their ids."""
     if older_than is not None:
         if older_than_ms is not None:
@@ -302,7 +302,7 @@ def hanging(
 
 
 def oldest_first(found: Iterable[HangingTransaction]) -> list[HangingTransaction]:
-    """By when they began. The ages of two pages are not of the same time, and an earlier release lists by deadline."""
+    """Sort them by begin: the ages on two pages are not of the same time, and an older release lists by deadline."""
     return sorted(found, key=lambda txn: (txn.created_ms or 0, txn.txn_id))
 
 

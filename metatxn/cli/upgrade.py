@@ -1,4 +1,4 @@
-"""`metatxn upgrade …`: the cluster version, which says what processes of two releases may write beside each other."""
+"""`metatxn upgrade …`: the cluster version, which says what processes of two releases may write side by side."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _said(found: metatxn.UpgradeStatus) -> list[str]:
         return [f"Before the cluster version can become {found.target}:", *(f"- {each}." for each in found.obstacles)]
     return [
         f"`metatxn upgrade finalize` makes the cluster version {found.target}. Until then the earlier release can be",
-        "started again, and there are none of these:",
+        "started again, and these are not available:",
         *(f"- {each}" for each in found.features),
     ]
 
@@ -58,7 +58,7 @@ def finalize(
         bool,
         typer.Option(
             "--accept-absent",
-            help="Go on although brokers that do not run own segments; never start them with an earlier release again.",
+            help="Go on although brokers that are not running own segments; never start an earlier release of them.",
         ),
     ] = False,
 ) -> None:
@@ -68,7 +68,7 @@ def finalize(
     def effect() -> str:
         found = client.upgrade_status()
         if found.version >= found.target:
-            return f"change nothing: the cluster version is {found.version} already."
+            return f"change nothing: the cluster version is already {found.version}."
         if found.obstacles and not accept_absent:
             return f"be refused: {'; '.join(found.obstacles)}."
         return (

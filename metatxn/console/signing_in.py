@@ -29,9 +29,9 @@ async def sign_in(visit: Visit, values: SentForm) -> Response:
 
 async def _refusal(visit: Visit, token: str) -> str | None:
     if len(token) > MAX_TOKEN_LENGTH:
-        return f"A browser keeps no token with more than {MAX_TOKEN_LENGTH:,} characters. Use a shorter one."
+        return f"A browser cannot keep a token of more than {MAX_TOKEN_LENGTH:,} characters. Use a shorter one."
     if not is_token(token):
-        return "This is not a token. Paste it as a whole, and nothing else."
+        return "This is not a token. Paste the whole token, and nothing else."
     try:
         await connect_async(visit.site.url, token, transport=visit.site.transport).access()
     except metatxn.Unauthenticated as error:

@@ -108,7 +108,7 @@ def _comparison(tokens: list[tuple[str, str]]) -> Comparison:
     if (literal is None or isinstance(literal, bool)) and sign not in ("=", "!="):
         raise _refused(f"{json.dumps(literal)} can only be compared with = and !=")
     if sign == "~" and not isinstance(literal, str):
-        raise _refused("~ looks for a text in quotes")
+        raise _refused("~ needs a text in quotes")
     return Comparison(tuple(quoted or plain for quoted, plain in _NAME.findall(column)), sign, literal)
 
 
@@ -126,7 +126,7 @@ def _literal(kind: str, text: str) -> Any:
             return json.loads(text)
     except ValueError:
         pass
-    raise _refused(f'{text} is no value: a text stands in quotes, as in "{text[:20]}"')
+    raise _refused(f'{text} is not a value: text must be in quotes, as in "{text[:20]}"')
 
 
 def _refused(problem: str) -> metatxn.InvalidArgument:

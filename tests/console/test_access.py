@@ -71,4 +71,4 @@ def test_administrators_see_who_may_do_what_and_who_has_changed_what(
 
 def test_without_tokens_everybody_may_do_everything(visitor: Visitor) -> None:
     page = visitor.open("/access")
-    expect(page.get_by_text("This cluster asks nobody for a token.")).to_be_visible()
+    expect(page.get_by_text("This cluster does not ask for tokens.")).to_be_visible()

@@ -69,7 +69,7 @@ def test_records_are_read_page_by_page(visitor: Visitor, cluster: ConsoleCluster
             path = html.unescape(following[1]) if following else ""
         assert len(seen) > store.PER_PAGE and sorted(seen) == seen
         assert {*seen} >= {record.key for record in client.stored_records("/topic/")}
-        assert "No record has such a key." in sender.get("/cluster/store?prefix=/nothing").text
+        assert "There are no records with such keys." in sender.get("/cluster/store?prefix=/nothing").text
         assert sender.get("/cluster/store?prefix=txn").status_code == 422
 
 

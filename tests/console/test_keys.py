@@ -37,7 +37,7 @@ def test_a_holder_is_seen_and_fenced(
     held = begun(client, key="nightly", epoch=second)
     held.leave_open()
     expect(page.locator(".facts").get_by_role("link", name=short_id(held.id), exact=True)).to_be_visible()
-    page.get_by_label("Whoever is connected in epoch 1").check()
+    page.get_by_label("The process that is connected in epoch 1").check()
     page.get_by_role("button", name="Fence").click()
     expect(page.get_by_text("The holder of nightly is fenced: its epoch is 2 now.")).to_be_visible()
     assert held.refresh().expired_by == "fencing"
@@ -59,8 +59,8 @@ def test_a_name_that_is_meant_to_do_harm_is_only_a_name(visitor: Visitor, life: 
     [
         ("loader", {"epoch": "0", "sure": "yes"}, 403, "is not current"),
         ("loader", {"epoch": "1"}, 422, "sure: confirm"),
-        ("loader", {"epoch": "-1", "sure": "yes"}, 422, "is no epoch"),
-        ("loader", {"sure": "yes"}, 422, "is no epoch"),
+        ("loader", {"epoch": "-1", "sure": "yes"}, 422, "is not an epoch"),
+        ("loader", {"sure": "yes"}, 422, "is not an epoch"),
         ("never-used", {"epoch": "0", "sure": "yes"}, 404, "is not in use"),
     ],
 )

@@ -156,7 +156,7 @@ def test_messages_are_found_by_their_time(sender: Sender, client: metatxn.Client
         producer.send("sent").result()
     long_ago, some_day = "2020-01-01T00:00:00%2B00:00", "2100-01-01T00:00:00Z"
     assert states(sender.get(f"/topics/timed/messages?at={long_ago}").text) == ["readable"]
-    assert "There is no message here." in sender.get(f"/topics/timed/messages?at={some_day}").text
+    assert "There are no messages here." in sender.get(f"/topics/timed/messages?at={some_day}").text
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_messages_are_found_by_their_time(sender: Sender, client: metatxn.Client
         ("at=2026-01-01", 422, "time zone"),
         ("after=1:0&skip=-1", 422, "skip"),
         ("where=amount", 422, "where: it ends where"),
-        ("where=amount+%3D+<script>", 422, "is no value"),
+        ("where=amount+%3D+<script>", 422, "is not a value"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_in_words(
@@ -303,7 +303,7 @@ def test_messages_are_produced_also_inside_a_transaction(
     ("fields", "words"),
     [
         ({"value": "{"}, "it is not JSON"),
-        ({"value": "NaN"}, "NaN is no JSON"),
+        ({"value": "NaN"}, "NaN is not JSON"),
         ({"value": '"\\ud800"'}, "value: "),
         ({"value": "[" * 300 + "]" * 300}, "value: "),
         ({"value": "0", "kind": "hex"}, "pairs"),

@@ -77,7 +77,7 @@ def test_a_topic_says_who_holds_back_its_readers(visitor: Visitor, client: metat
     expect(row).to_contain_text("2 entries")
     expect(page.get_by_role("img", name=re.compile("1 active, 0 sealed, 1 with readers"))).to_be_visible()
     txn.commit()
-    expect(row).to_contain_text("nobody")
+    expect(row).to_contain_text("nothing")
     expect(page.get_by_role("img", name=re.compile("0 with readers"))).to_be_visible()
 
 
@@ -128,7 +128,7 @@ def test_whoever_has_signed_in_shapes_a_topic_by_hand(stranger: Visitor, secured
         for summary, fill, button, said in (
             ("Change its policy", {"Value": "3600000"}, "Set", "retention_ms is 3600000."),
             ("Merge two neighbours", {}, "Merge", "0000-7fff-0 is sealed. 0000-ffff-2 took over."),
-            ("Drop old entries of a segment", {"Before position": "1:0"}, "Drop", "What is left of"),
+            ("Drop old entries of a segment", {"Before position": "1:0"}, "Drop", "begins at"),
             ("Seal a segment", {}, "Seal", "0000-ffff-2 is sealed. Nothing follows it."),
         ):
             page.get_by_text(summary).click()

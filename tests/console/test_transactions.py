@@ -120,7 +120,7 @@ def test_a_page_says_that_the_records_of_its_transaction_were_removed(
     assert page.get_by_role("alert").count() == 0
     later = sender.get(f"/transactions/{txn.id}")
     assert later.status_code == 404 and 'role="alert"' not in later.text
-    assert "Nothing is remembered of this transaction." in later.text and "/console/access/audit" in later.text
+    assert "Nothing is remembered about this transaction." in later.text and "/console/access/audit" in later.text
     assert "Nothing is remembered" in sender.first_event(f"/console/transactions/{txn.id}")
 
 
@@ -162,7 +162,7 @@ def test_what_hangs_is_named_with_its_cost(visitor: Visitor, life: Life) -> None
     expect(first).to_contain_text("1 subscription")
     expect(page.locator(f"#txn-{life.prepared}")).to_contain_text("behind an earlier one")
     visitor.open("/hanging?age=1h")
-    expect(page.get_by_text("No transaction hangs.")).to_be_visible()
+    expect(page.get_by_text("No transaction is hanging.")).to_be_visible()
 
 
 def test_what_is_wrong_is_said_with_what_to_do_and_leads_to_it(

@@ -87,7 +87,7 @@ def test_a_value_that_is_no_object_is_the_column_value() -> None:
         ("amount = 1 amount = 2", "`and` or `or`"),
         ("= 1", "a column"),
         ("amount 1", "one of"),
-        ("amount = DE", "a text stands in quotes"),
+        ("amount = DE", "text must be in quotes"),
         ('amount = "DE', "cannot be read"),
         ('amount = "\\x"', "no value"),
         ("amount = 1; drop", "cannot be read"),

@@ -293,7 +293,7 @@ def test_schemas(ask: Callable[..., Any], cli: Run) -> None:
         (("check", "--add", "a"), "--add: 'a' is not a column"),
         (("set", "--drop", "a"), "--drop: {topic} has no column 'a'"),
         (("set", "--add", "a:decimal128(99, 2)"), "precision"),
-        (("show", "--version", "3"), "--version: 3 is not remembered. These are: none."),
+        (("show", "--version", "3"), "--version: 3 is not remembered. These versions are: none."),
     ],
 )
 def test_a_schema_that_cannot_be_set_is_refused(
@@ -305,7 +305,7 @@ def test_a_schema_that_cannot_be_set_is_refused(
 
 def test_who_the_caller_is(ask: Callable[..., Any], cli: Run) -> None:
     assert ask("token", "show") == {"admin": True, "topics": {}}
-    assert cli("token", "show").stdout == "principal  nobody: there is no authentication\nadmin      true\n"
+    assert cli("token", "show").stdout == "principal  none: there is no authentication\nadmin      true\n"
     assert ask("token", "list") == []
 
 
@@ -611,7 +611,7 @@ def test_times_of_policies_are_durations(cli: Run, option: str, text: str, ms: i
         (("topic", "set", "orders", "--unset", "roll_ms", "--roll-ms", "1000"), "--unset: roll_ms"),
         (("policy", "set", "shop/prod", "--cluster", "--roll-ms", "1000"), "--cluster"),
         (("topic", "set", "orders", "--roll-ms", "-1"), "Invalid value for '--roll-ms': -1 is too short"),
-        (("topic", "set", "orders", "--backlog-ms", "5x"), "'5x' is no time. Give a duration such as 500ms"),
+        (("topic", "set", "orders", "--backlog-ms", "5x"), "'5x' is not a time. Give a duration such as 500ms"),
         (("policy", "show"), "--cluster"),
         (("policy", "show", "shop"), "namespace: "),
         (("policy", "show", "shop/prod/orders"), "namespace: "),

@@ -36,9 +36,7 @@ def test_a_broker_with_local_files(dev: DevServer) -> None:
     (listed,) = json.loads(cli("list", "-o", "json").stdout)
     assert (listed["url"], listed["state"], listed["draining"]) == (dev.broker_url, "serving", False)
     would = cli("drain", dev.broker_url, "--dry-run").stdout
-    assert (
-        would.startswith("would let nobody create topics, because there is no other broker") and listed["id"] in would
-    )
+    assert would.startswith("would prevent new topics, because there is no other broker") and listed["id"] in would
     assert json.loads(cli("list", "-o", "json").stdout)[0]["state"] == "serving"
     assert cli("undrain", listed["id"]).stdout == f"broker {listed['id']} was not being drained\n"
     try:
@@ -53,8 +51,8 @@ def test_a_broker_with_local_files(dev: DevServer) -> None:
     assert lines[0].split() == " ".join(broker.SEGMENT_COLUMNS).split()
     shown = json.loads(cli("segments", listed["id"], "-o", "json").stdout)
     assert len(shown) == len(lines) - 1 and all(each["segment"].startswith("segment://") for each in shown)
-    assert "no broker is 'nowhere'" in error_line(cli("drain", "nowhere"))
-    assert "no broker is ''" in error_line(cli("undrain", ""))
+    assert "no broker matches 'nowhere'" in error_line(cli("drain", "nowhere"))
+    assert "no broker matches ''" in error_line(cli("undrain", ""))
     assert "--timeout" in error_line(cli("drain", listed["id"], "--timeout", "soon"))
 
 
@@ -108,7 +106,7 @@ def test_a_trial_says_if_nobody_could_take_anything() -> None:
     assert broker._is_alone(client, elsewhere)
     assert not broker._is_alone(client, elsewhere.model_copy(update={"shared": False}))
     assert broker._plan(told(1), alone=False) == "hand 1 segment of broker 4f1c over to others of storage s"
-    assert broker._plan(told(2), alone=True).endswith("so nothing would go")
+    assert broker._plan(told(2), alone=True).endswith("so none would move")
     assert broker._plan(told(2, shared=False), alone=False).startswith("send new topics to other brokers; 2 segments")
 
 
@@ -148,7 +146,7 @@ def test_who_stops_waiting_is_told_that_the_drain_goes_on(monkeypatch: pytest.Mo
 
 def test_a_broker_that_stops_meanwhile_is_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "POLL_S", 0)
-    with pytest.raises(CliError, match="broker b has stopped before 3 segments had gone"):
+    with pytest.raises(CliError, match="broker b stopped before 3 segments had moved"):
         until_drained(CutShort(metatxn.NotFound("no broker with the id 'b' is running")))
     with pytest.raises(CliError, match=r"with 3 segments left: nothing answers.* the others take over what was left"):
         until_drained(CutShort(metatxn.ServiceUnreachable("nothing answers")))

@@ -97,7 +97,7 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
         ): "delivered again, and 1 message never",
         ("topic", "set", topic, "--retention-ms", "9"): "retention_ms from no bound (default) to 9ms; messages that",
         ("topic", "set", topic, "--retention-ms", "-1"): "retention_ms from no bound (default) to no bound.\n",
-        ("topic", "set", topic, "--unset", "roll_ms"): "to what counts without it.",
+        ("topic", "set", topic, "--unset", "roll_ms"): "to what applies without it.",
         ("policy", "set", "--cluster", "--ttl-ms", "5"): "the policy of the cluster: ttl_ms from no bound",
         ("subscription", "drop", topic, "billing"): "1 message not acknowledged, 0 consumers connected",
         ("key", "connect", key): f"epoch 0, and abort its transaction {consent_id(txn.id)} unless",
@@ -119,7 +119,7 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
 @pytest.mark.usefixtures("terminal")
 def test_a_policy_that_may_drop_messages_is_asked_about(cli: Callable[..., Done], topic: str) -> None:
     refused = cli("topic", "set", topic, "--retention-ms", "1000", stdin="no\n")
-    assert refused.returncode == 1 and "are gone for ever" in refused.stderr
+    assert refused.returncode == 1 and "are gone forever" in refused.stderr
     assert cli("topic", "set", topic, "--schema-compatibility", "none").stderr == ""
     assert cli("topic", "set", topic, "--retention-ms", "1000", "--yes").stderr == ""
 

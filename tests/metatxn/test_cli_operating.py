@@ -286,7 +286,7 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
     errors = io.StringIO()
     with redirect_stdout(Full()), redirect_stderr(errors):
         assert run(["token", "create", "--name", "billing", "-o", "json"]) == 1
-    assert "No space left on device. Make room" in json.loads(errors.getvalue())["error"]
+    assert "No space left on device. Free some space" in json.loads(errors.getvalue())["error"]
 
 
 def test_streams_that_the_caller_has_closed_are_no_failure() -> None:
@@ -334,7 +334,7 @@ def test_delivery_times() -> None:
     assert delivery_time("2026-11-22T12:00:00Z", None) == noon
     assert delivery_time(None, "90s", noon.timestamp) == noon + timedelta(seconds=90)
     for wrong, said in (
-        (("2026-11-22T12:00:00Z", "90s"), "--deliver-after: --deliver-at is another time"),
+        (("2026-11-22T12:00:00Z", "90s"), "--deliver-after: --deliver-at gives a time, too"),
         (("90s", None), "--deliver-after 90s"),
         (("soon", None), "--deliver-at"),
         ((None, "soon"), "--deliver-after"),

@@ -176,17 +176,17 @@ def test_the_times_of_servers_are_durations_or_milliseconds(given: str, made: di
         ("profiles = 1\n", ("topic", "list"), "'profiles'"),
         ("[broker]\nports = 1\n", ("topic", "list"), "'ports' in [broker]"),
         ("[broker]\nport = 'x'\n", ("broker", "--store", "memory://"), "--port"),
-        ("url = 'x'\n", ("topic", "list"), "'url' stands in no section"),
+        ("url = 'x'\n", ("topic", "list"), "'url' is outside of any section"),
         (
             "[profiles.a]\nurls = 'x'\n",
             ("--profile", "a", "topic", "list"),
-            "'urls', as in [profiles.a]. Use url",
+            "'urls' for [profiles.a]. Use url",
         ),
-        ("[profiles.a]\nurl = 1\n", ("--profile", "a", "topic", "list"), "'url' in [profiles.a] is 1, and no text"),
+        ("[profiles.a]\nurl = 1\n", ("--profile", "a", "topic", "list"), "'url' in [profiles.a] is 1, not text"),
         ("[profiles.a]\noutput = 'xml'\n", ("--profile", "a", "topic", "list"), "'output' in [profiles.a] is 'xml'"),
         ("[profiles.a]\n", ("--profile", "b", "topic", "list"), "There are a"),
         ("", ("--profile", "b", "topic", "list"), "There are none"),
-        ("[", ("topic", "list"), "config.toml is no valid TOML: "),
+        ("[", ("topic", "list"), "config.toml is not valid TOML: "),
     ],
 )
 def test_a_mistake_in_the_file_is_named(text: str, arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
@@ -196,17 +196,17 @@ def test_a_mistake_in_the_file_is_named(text: str, arguments: tuple[str, ...], w
 
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere.toml"
-    assert f"there is no file of settings {missing}" in error_line(run_here("--config", str(missing), "topic", "list"))
+    assert f"there is no settings file {missing}" in error_line(run_here("--config", str(missing), "topic", "list"))
 
 
 def test_the_usual_file_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None:
     """A directory stands for whatever the system refuses to read."""
     (usual := tmp_path / "metatxn" / "config.toml").mkdir(parents=True)
     refused = error_line(run_here("topic", "list", XDG_CONFIG_HOME=str(tmp_path)))
-    assert f"the file of settings {usual} cannot be read: Is a directory. Make it readable" in refused
+    assert f"the settings file {usual} cannot be read: Is a directory. Make it readable" in refused
     usual.rmdir()
     usual.write_bytes(b"\xff")
-    assert "is no text in UTF-8" in error_line(run_here("topic", "list", XDG_CONFIG_HOME=str(tmp_path)))
+    assert "is not UTF-8 text" in error_line(run_here("topic", "list", XDG_CONFIG_HOME=str(tmp_path)))
 
 
 @pytest.mark.parametrize(("mode", "said"), [(0o644, True), (0o600, False)])

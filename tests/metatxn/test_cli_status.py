@@ -238,7 +238,7 @@ def test_a_store_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert re.search(r"^coordinator +http://c +no ", printed, re.MULTILINE)
     assert re.search(r"^broker +http://gone +no answer ", printed, re.MULTILINE)
-    assert printed.count(status.UNKNOWN) == 2 and "2 were open when they were counted last" in printed
+    assert printed.count(status.UNKNOWN) == 2 and "2 were open when they were last counted" in printed
     said = found.as_object()
     assert (said["healthy"], said["store"], said["topics"]) == (False, None, None)
     assert said["store_away"] == {"why": "http://b gets no answer", "answered_ms": 939_000, "for_ms": 61_000}

@@ -290,14 +290,14 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     page.write_bytes(page.read_bytes()[1:])
     third = ["--store", store_url(tmp_path / "third"), "--data-dir", str(tmp_path / "third")]
     refused = error_line(run_here(*restore[:3], *third, "--backup", listed[0]["backup"]))
-    assert "is not what was written" in refused and refused.endswith("Use another backup, and places that are empty.\n")
+    assert "is not what was written" in refused and refused.endswith("Use another backup, and empty places for it.\n")
     assert not (tmp_path / "third").exists()
     newest = tmp_path / "backups" / "backups" / listed[1]["backup"] / "manifest"
     newest.write_bytes(newest.read_bytes().replace(b'"format": 1', b'"format": 2', 1))
     known, newer = json.loads(run_here("backup", "list", "--from", to, "-o", "json").stdout)
     assert known == listed[0] and "has format 2" in newer["problem"]
     assert "has format 2" in run_here("backup", "list", "--from", to).stdout
-    assert "Give another place: --to." in error_line(run_here(*backup))
+    assert "Give another place with --to." in error_line(run_here(*backup))
     assert "file:///directory" in error_line(run_here(*backup[:-1], str(tmp_path / "backups")))
     assert "--to" in error_line(run_here("backup")) and "--data-dir" in error_line(run_here(*restore[:5]))
     assert "there is no backup 7 here" in error_line(run_here(*restore, "--backup", "7"))

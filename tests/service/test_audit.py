@@ -288,5 +288,5 @@ def test_a_file_that_is_moved_away_is_begun_again(tmp_path: Path, lines: Lines) 
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(CliError, match=r"--audit-log: .*Give a file that is writable"):
+    with pytest.raises(CliError, match=r"--audit-log: .*Give a writable file"):
         append_audit_log(tmp_path / "nowhere" / "audit.log")

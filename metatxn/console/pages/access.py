@@ -58,7 +58,7 @@ async def audit_lines(visit: Visit) -> Response:
     services = processes_of(await visit.client.cluster())[:MOST_SERVICES]
     chosen = next((each for _, each in services if wanted in (each.id, "")), None)
     if chosen is None:
-        raise metatxn.NotFound(f"no service has the id {wanted[:100]!r} now", action="Choose one that runs.")
+        raise metatxn.NotFound(f"no service has the id {wanted[:100]!r} now", action="Choose one that is running.")
     found: list[AuditEntry] = []
     next_token, silence = None, ""
     try:

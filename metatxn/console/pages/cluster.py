@@ -102,7 +102,7 @@ async def broker_segments(visit: Visit) -> Response:
 async def drain_broker(visit: Visit, form: SentForm) -> MadeChange:
     broker_id = visit.part("broker_id")
     if form.get("sure") != "yes":
-        raise metatxn.InvalidArgument("sure: confirm that the other brokers shall take its segments", field="sure")
+        raise metatxn.InvalidArgument("sure: confirm that the other brokers are to take its segments", field="sure")
     with visit.recording("broker.drain", {"broker_id": broker_id}):
         found = await visit.client.drain_broker(broker_id)
     stays = "" if found.shared else " Its segments stay, because its files are local; new topics go to other brokers."

@@ -79,7 +79,7 @@ async def fence(visit: Visit, form: SentForm) -> MadeChange:
     name, owner = visit.part("key"), form.get("owner", "") or None
     text = form.get("epoch", "").strip()
     if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_EPOCH):
-        raise metatxn.InvalidArgument(f"epoch: {text!r} is no epoch", field="epoch")
+        raise metatxn.InvalidArgument(f"epoch: {text!r} is not an epoch", field="epoch")
     if form.get("sure") != "yes":
         raise metatxn.InvalidArgument("sure: confirm that its holder is to end", field="sure")
     about = {"key": name, "owner": owner} if owner else {"key": name}

@@ -37,7 +37,7 @@ async def change_policy(visit: Visit, form: SentForm) -> MadeChange:
     value = (_number(form, "value") if isinstance(DEFAULTS[name], int) else text) if text else None
     with visit.recording("policy.change", {"topic": topic}, **{name: value}):
         await visit.client.set_topic_policy(topic, **{name: value})
-    said = f"{name} is {value}." if text else f"The topic says nothing about {name} any more."
+    said = f"{name} is {value}." if text else f"The topic no longer has a value for {name}."
     return MadeChange(said, _url(topic))
 
 
@@ -55,7 +55,7 @@ async def merge_segments(visit: Visit, form: SentForm) -> MadeChange:
 async def seal_segment(visit: Visit, form: SentForm) -> MadeChange:
     segment = _given(form, "segment")
     if form.get("sure") != "yes":
-        raise metatxn.InvalidArgument("sure: confirm that nobody will write to this part of the topic", field="sure")
+        raise metatxn.InvalidArgument("sure: confirm that nothing will be written to this part of the topic", field="sure")
     return await _laid_out(visit, "seal", segment, lambda: visit.client.seal_segment(segment))
 
 
@@ -63,7 +63,7 @@ async def trim_segment(visit: Visit, form: SentForm) -> MadeChange:
     segment, before = _given(form, "segment"), _given(form, "before")
     with visit.recording("segment.trim", {"segment": segment}, before=before):
         first = await visit.client.trim_segment(segment, before)
-    return MadeChange(f"What is left of {_part(segment)} begins at {first}.", _url(visit.part("topic")))
+    return MadeChange(f"{_part(segment)} begins at {first} now.", _url(visit.part("topic")))
 
 
 async def _laid_out(
@@ -78,7 +78,7 @@ async def _laid_out(
 def _given(form: SentForm, name: str) -> str:
     value = form.get(name, "").strip()
     if not value:
-        raise metatxn.InvalidArgument(f"{name}: it is missing", field=name)
+        raise metatxn.InvalidArgument(f"{name}: a value is missing", field=name)
     return value
 
 

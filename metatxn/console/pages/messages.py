@@ -106,7 +106,7 @@ async def _asked(visit: Visit) -> Asked:
     active = [each.segment for each in topic.segments if each.state == "active"]
     segment = visit.query("segment") or (active or segments or [""])[0]
     if segment not in segments:
-        raise metatxn.InvalidArgument(f"segment: {segment!r} is none of this topic", field="segment")
+        raise metatxn.InvalidArgument(f"segment: {segment!r} is not a segment of this topic", field="segment")
     show = visit.query("show") or "readable"
     if show not in ("readable", "all"):
         raise metatxn.InvalidArgument(f"show: {show!r} is not readable or all", field="show")
@@ -131,7 +131,7 @@ async def _place(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart
                 Position.parse((await visit.client.position_at(asked.segment, datetime.fromisoformat(at))).after)
             )
         except ValueError:
-            raise metatxn.InvalidArgument(f"at: {at!r} is no time like 2026-03-02T09:04:00Z", field="at") from None
+            raise metatxn.InvalidArgument(f"at: {at!r} is not a time such as 2026-03-02T09:04:00Z", field="at") from None
     last, first = Position.parse(detail.last_position), Position.parse(detail.first_position).before
     return PageStart(max(Position(last.ledger, max(last.entry - _latest(asked.wanted, detail), -1)), first))
 

@@ -38,7 +38,7 @@ def _value(form: SentForm) -> Any:
             try:
                 return bytes.fromhex(text)
             except ValueError:
-                raise metatxn.InvalidArgument("value: bytes are pairs such as `00 ff`", field="value") from None
+                raise metatxn.InvalidArgument("value: bytes are written as pairs of hex digits, such as `00 ff`", field="value") from None
     raise metatxn.InvalidArgument(f"kind: {kind!r} is not json, text or hex", field="kind")
 
 
@@ -51,7 +51,7 @@ def _json(text: str) -> Any:
 
 
 def _refused(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _properties(text: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _properties(text: str) -> dict[str, str]:
     for line in filter(None, map(str.strip, text.splitlines())):
         name, sign, value = line.partition("=")
         if not sign:
-            problem = f"properties: {line[:40]!r} is not as in name=value"
+            problem = f"properties: {line[:40]!r} is not of the form name=value"
             raise metatxn.InvalidArgument(problem, field="properties")
         found[name.strip()] = value.strip()
     return found

@@ -21,7 +21,7 @@ COUNTED_FOR_S = 0.15
 """Of what a move to a revision would do, with one request."""
 LONGEST_REDRIVE_S = 20
 """Of one request to the console: what is left is published by the next one."""
-ENDS = {"earliest": "the earliest message", "latest": "the place behind the latest message"}
+ENDS = {"earliest": "the earliest message", "latest": "the position after the latest message"}
 
 
 async def preview(visit: Visit) -> Response:
@@ -86,13 +86,13 @@ async def redrive_letters(visit: Visit, form: SentForm) -> MadeChange:
     """As many as fit into one request: it can be asked for again."""
     topic, name = visit.part("topic"), visit.part("subscription")
     if form.get("sure") != "yes":
-        raise metatxn.InvalidArgument("sure: confirm that all subscriptions of the topic get them", field="sure")
+        raise metatxn.InvalidArgument("sure: confirm that all subscriptions of the topic are to get them", field="sure")
     until_ms = visit.site.now_ms() + 1_000 * LONGEST_REDRIVE_S
     with visit.recording("subscription.redrive", {"topic": topic, "subscription": name}):
         moved = await visit.client.redrive(topic, name, MOST_REDRIVEN, for_s=LONGEST_REDRIVE_S)
     ended = moved < MOST_REDRIVEN and visit.site.now_ms() < until_ms
     said = f"{count_text(moved)} {'message was' if moved == 1 else 'messages were'} published again."
-    return MadeChange(said if ended else f"{said} There may be more: do it again.", subscription_url(topic, name))
+    return MadeChange(said if ended else f"{said} There may be more: repeat it.", subscription_url(topic, name))
 
 
 def _target(place: Mapping[str, str]) -> tuple[SeekTarget | None, int | None]:
@@ -112,7 +112,7 @@ def _target(place: Mapping[str, str]) -> tuple[SeekTarget | None, int | None]:
 def _revision(text: str) -> int:
     """Raises `InvalidArgument`."""
     if not (text.isascii() and text.isdigit()):
-        raise metatxn.InvalidArgument(f"at: {text!r} is no revision: it is a number, such as 4711", field="at")
+        raise metatxn.InvalidArgument(f"at: {text!r} is not a revision: give a number, such as 4711", field="at")
     return int(text)
 
 
@@ -121,7 +121,7 @@ def _time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise metatxn.InvalidArgument(f"at: {text!r} is no time like 2026-03-02T09:04:00Z", field="at") from None
+        raise metatxn.InvalidArgument(f"at: {text!r} is not a time such as 2026-03-02T09:04:00Z", field="at") from None
     if found.tzinfo is None:
         raise metatxn.InvalidArgument(f"at: {text!r} has no time zone: add Z for UTC", field="at")
     return found

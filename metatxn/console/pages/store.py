@@ -18,7 +18,7 @@ STEPS_PER_LOOK = 20
 PREFIXES = (
     ("/txn/", "transactions"),
     ("/txn-lease/", "deadlines after a keep-alive"),
-    ("/txn-prepared/", "what is prepared"),
+    ("/txn-prepared/", "prepared transactions"),
     ("/txn-writers/", "writers that count"),
     ("/txn-op/", "operations that are not cleaned up yet"),
     ("/txn-key/", "transaction keys"),
@@ -32,13 +32,13 @@ PREFIXES = (
     ("/group/", "consumer groups of Kafka's clients"),
     ("/group-offset/", "offsets of consumer groups"),
     ("/policy/", "policies"),
-    ("/exclusive-producer/", "who alone may publish"),
+    ("/exclusive-producer/", "exclusive producers of topics"),
     ("/read-hold/", "revisions that readers hold"),
     ("/quota/", "quotas"),
     ("/quota-use/", "what principals have used lately"),
     ("/cluster/", "running services, drains and the cluster version"),
     ("/idx/", "indexes"),
-    ("/gc/", "how far decided transactions were forgotten"),
+    ("/gc/", "how far decided transactions have been collected"),
     ("/batch/", "markers of group commits"),
 )
 """What is where, as `metatxn store dump` prints it."""

@@ -132,7 +132,7 @@ async def transaction(visit: Visit) -> Response:
 
 def _collected(header: TransactionHeader, events: list[ShownEvent], now_ms: int) -> Values:
     """What changes on the page of a transaction whose records were removed since the last look."""
-    what = "its records were removed from the metadata store: it ended longer ago than they are kept"
+    what = "its records were removed from the metadata store: they had been kept long enough after its end"
     after_ms = now_ms - (header.created_ms or 0)
     gone = ShownEvent("collected", "info", now_ms, after_ms, None, what)
     return {"collected": True, "events": [*events, gone], "records": [], "more_records": False}
