@@ -167,7 +167,7 @@ class Listings:
         store = self.store
         if wanted.newest:
             if wanted.segment is not None:
-                raise invalid_field("order", "is not for the transactions that write to a segment")
+                raise invalid_field("order", "does not apply to the transactions that write to a segment")
             if wanted.state is None:
                 return "newest", None
             state = TxnState(wanted.state)

@@ -43,7 +43,7 @@ def visible_owner(wanted: str | None, caller: Principal) -> str | None:
     if caller.superuser:
         return wanted
     if wanted not in (None, caller.name):
-        raise other_owner(f"what belongs to owner {wanted!r}", caller)
+        raise other_owner(f"everything of owner {wanted!r}", caller)
     return caller.name
 
 
@@ -59,4 +59,4 @@ def require_force(records: TransactionRecords, caller: Principal) -> None:
 
 
 def other_owner(what: str, caller: Principal, **members: str) -> errors.MetatxnError:
-    return answers.not_allowed(f"{what} belongs to another principal than {caller.name!r}", action=_ACTION, **members)
+    return answers.not_allowed(f"{what} belongs to a principal other than {caller.name!r}", action=_ACTION, **members)

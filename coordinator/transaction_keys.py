@@ -223,7 +223,7 @@ class TransactionKeys:
         """The holder of the key knows what became of this transaction, whoever has decided it. False if the key was
         written meanwhile: read again. Raises the store's errors."""
         header = records.header
-        assert header.key is not None, "whoever holds a key has begun it under that"
+        assert header.key is not None, "a key holds what was begun under it"
         held = await read_key(self._store, header.owner, header.key)
         live = held.live
         if live is None or live.txn_id is not None or live.ended_by_holder or live.last_txn_id != str(records.txn_id):
@@ -313,7 +313,7 @@ def _refuse_fenced_session(held: KeyRecord, request: ConnectRequest) -> None:
     current = held.value
     if current and request.session is not None and request.session in (current.fenced_sessions or ()):
         raise answers.not_allowed(
-            f"session {request.session!r} was taken over from; a newer connection holds transaction key {held.key!r}",
+            f"session {request.session!r} was taken over; a newer connection holds transaction key {held.key!r}",
             action="Stop this process; a newer one does its work.",
             transaction_key=held.key,
         )
@@ -348,7 +348,7 @@ def _refuse_other_last(live: TransactionKey, follows: Follows, key: str) -> None
     last = None if live.last_txn_id is None else TxnId.parse(live.last_txn_id)
     if last != follows.txn_id:
         raise answers.not_allowed(
-            f"the last transaction of key {key!r} is {last}, and not {follows.txn_id}", transaction_key=key
+            f"the last transaction of key {key!r} is {last}, not {follows.txn_id}", transaction_key=key
         )
 
 

@@ -40,7 +40,7 @@ def upgrade_routes(store: MetadataStore, clock: Clock) -> APIRouter:
         except upgrade.UpgradeRefused as refused:
             raise errors.UpgradePending(
                 f"the cluster version cannot be raised: {refused}",
-                action="Do what is said there, and try again.",
+                action="Resolve what is named there, and try again.",
                 obstacles=refused.obstacles,
             ) from None
         return upgrade_answer(await upgrade.read_upgrade(store))

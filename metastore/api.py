@@ -53,7 +53,7 @@ _MOST_ROUNDS = 1_000
 
 
 def _overtaken(key: str) -> StoreUnavailable:
-    return StoreUnavailable(f"others were faster at {key} each time")
+    return StoreUnavailable(f"other writers changed {key} first each time")
 
 
 _TELLING: ContextVar[bool] = ContextVar("telling", default=False)

@@ -52,7 +52,7 @@ _JOINS = 100
 """The number of processes that may start at the same moment: in each round at least one of them has joined."""
 BARRIER = (
     "it has not, but the cluster was upgraded, and this release is too old for it. Start the release that the other "
-    "processes run, and do not do what follows here"
+    "processes run, and ignore what follows here"
 )
 """What a process of release 0.2.0 reads when it starts late. It says in front of it that the store went back in time,
 and behind it that it must be recovered."""
@@ -137,7 +137,7 @@ class IncarnationGuard:
             self.id = incarnation.id
             self._task = in_background(self._keep_looking(), "incarnation guard")
             return
-        raise StoreUnavailable("other processes have changed the cluster version whenever this one joined the cluster")
+        raise StoreUnavailable("other processes changed the cluster version each time that this one joined the cluster")
 
     async def stop(self) -> None:
         """Stop. Idempotent."""

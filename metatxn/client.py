@@ -98,7 +98,7 @@ def connect_async(
             "url: contains a user or a password, which would be shown in errors", action="Use `token`."
         )
     if token is not None and not re.fullmatch(r"[!-~]+", token):
-        raise InvalidArgument("token: contains other characters than visible ASCII", field="token")
+        raise InvalidArgument("token: contains characters other than visible ASCII", field="token")
     if request_timeout_s <= 0:
         raise InvalidArgument("request_timeout_s: must be above 0", field="request_timeout_s")
     if listener is not None and not re.fullmatch(LISTENER_NAME, listener):
@@ -480,7 +480,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         if found.dead_letter_topic is None:
             raise InvalidArgument(
                 f"subscription {subscription} has no dead-letter topic",
-                action="Create one that has: its dead letters are kept from then on.",
+                action="Create one that has one: its dead letters are kept from then on.",
                 subscription=subscription,
             )
         return found, found.dead_letter_topic

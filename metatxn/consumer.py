@@ -86,7 +86,7 @@ class AsyncConsumer:
     ) -> None:
         if not 1 <= session_timeout_s <= MAX_SESSION_TIMEOUT_MS / 1000:
             raise InvalidArgument(
-                f"session_timeout_s: {session_timeout_s} is not from 1 to {MAX_SESSION_TIMEOUT_MS // 1000}",
+                f"session_timeout_s: {session_timeout_s} is not between 1 and {MAX_SESSION_TIMEOUT_MS // 1000}",
                 field="session_timeout_s",
             )
         self.topic = topic

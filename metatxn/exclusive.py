@@ -42,7 +42,7 @@ class HeldTopic:
         """Raises `NotAllowed` if another program has the topic, `NotFound`, and `InvalidArgument`."""
         if not 1 <= timeout_s <= MAX_SESSION_TIMEOUT_MS / 1000:
             raise InvalidArgument(
-                f"session_timeout_s: {timeout_s} is not from 1 to {MAX_SESSION_TIMEOUT_MS // 1000}",
+                f"session_timeout_s: {timeout_s} is not between 1 and {MAX_SESSION_TIMEOUT_MS // 1000}",
                 field="session_timeout_s",
             )
         body: dict[str, Any] = {"session": connection.new_name(), "fence": fence, "ttl_ms": int(timeout_s * 1000)}

@@ -14,7 +14,7 @@ from metatxn.words import duration
 HANGING_MS = 60_000
 MOST_SKEW_MS = 2_000
 STORE_ACTION = (
-    "Start it, or see what is between it and the services: they go on by themselves once it answers. Until then no "
+    "Start it, or check the network to it: the services go on by themselves once it answers. Until then no "
     "transaction begins or ends, and none is lost."
 )
 
@@ -81,7 +81,7 @@ def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem
     for service in services:
         if service.status is None:
             url = service.process.url
-            action = f"Start it, or see whether {url} can be reached from here; if it is gone, it leaves the list."
+            action = f"Start it, or check whether {url} can be reached from here; if it is gone, it leaves the list."
             yield HealthProblem(service.about, service.silence, action)
     for name in ("coordinator", "broker"):
         if not any(service.name == name for service in services):
@@ -97,7 +97,7 @@ def draining_problems(services: Iterable[AskedService]) -> Iterator[HealthProble
     """Of drains that cannot end. A broker that does not answer may take nothing, so it is as if it were not there."""
     answering = [each for each in services if each.name == "broker" and each.status is not None]
     if answering and all(each.status is not None and each.status.draining for each in answering):
-        what = "every broker is being drained: nobody takes their segments, nor, with local files, new topics"
+        what = "every broker is being drained: none takes their segments or, with local files, new topics"
         action = f"Start another one, or end a drain: metatxn broker undrain {answering[0].process.id}"
         yield HealthProblem("cluster", what, action)
 
@@ -112,10 +112,10 @@ def _own_problems(about: str, status: ServiceStatus, *, store_is_away: bool) -> 
         if what != STORE:
             yield HealthProblem(about, f"not ready: {what}: {why}", "Wait a moment; if it stays so, its log says why.")
         elif not store_is_away:  # otherwise it was said once for all of them
-            action = "See what is between it and the metadata store, which answers others."
+            action = "Check the network between it and the metadata store, which answers others."
             yield HealthProblem(about, f"not ready: {what}: {why}", action)
     for what, why in status.warnings.items():
-        yield HealthProblem(about, f"{what}: {why}", "It still serves; act before it does not.")
+        yield HealthProblem(about, f"{what}: {why}", "It still serves; act before it stops.")
 
 
 def _differences(statuses: Sequence[ServiceStatus]) -> Iterator[HealthProblem]:
@@ -135,7 +135,7 @@ def topic_problems(topic: TopicInfo, brokers: Iterable[str]) -> Iterator[HealthP
     announced = {url.rstrip("/") for url in brokers}
     for segment in topic.segments:
         if segment.owner is None or segment.owner.rstrip("/") not in announced:
-            where = f"its owner {segment.owner} is not there" if segment.owner else "it has no owner"
+            where = f"its owner {segment.owner} is not running" if segment.owner else "it has no owner"
             action = "Start a broker that has its storage."
             yield HealthProblem(f"segment {segment.segment}", f"not served: {where}", action)
 

@@ -37,7 +37,7 @@ class AsyncReadHold:
     @classmethod
     async def take(cls, connection: Connection, topic: str, seconds: float, revision: int | None) -> AsyncReadHold:
         if not 1 <= seconds <= MAX_HOLD_MS / 1000:
-            raise InvalidArgument(f"seconds: {seconds} is not from 1 to {MAX_HOLD_MS // 1000}", field="seconds")
+            raise InvalidArgument(f"seconds: {seconds} is not between 1 and {MAX_HOLD_MS // 1000}", field="seconds")
         body: dict[str, Any] = {"hold_id": connection.new_name(), "hold_ms": int(seconds * 1000)}
         if revision is not None:
             body["revision"] = revision

@@ -92,7 +92,7 @@ class SequencedDelivery(OrderedDelivery[Outgoing]):
     def _add(self, item: Outgoing, txn_id: str | None) -> None:
         if item.sequence <= self._put_last:
             failure = InvalidArgument(
-                f"sequence: {item.sequence} was sent behind {self._put_last}",
+                f"sequence: {item.sequence} was sent after {self._put_last}",
                 action="Open another producer of this name, and send in the order of the sequences.",
                 field="sequence",
             )

@@ -57,7 +57,7 @@ def _events(
         yield from _operations(operations, more, work)
         yield from _side_records(header, records)
         yield TimelineEvent(
-            "expires", header.deadline_ms, what="it is aborted then, unless it ends before or is kept alive"
+            "expires", header.deadline_ms, what="it is aborted then, unless it ends earlier or is kept alive"
         )
         return
     yield from _remembered(work)
@@ -67,10 +67,10 @@ def _events(
     left = sorted({op.segment for op in operations})
     for segment in left:
         yield TimelineEvent(
-            "not cleaned up", segment=segment, what="its owner has not materialized this yet, or still cleans up"
+            "not cleaned up", segment=segment, what="its owner has not materialized this yet, or is still cleaning up"
         )
     if more:
-        yield TimelineEvent("not cleaned up", what="and perhaps on further segments")
+        yield TimelineEvent("not cleaned up", what="and perhaps on other segments")
     if not left:
         yield TimelineEvent("materialized", what="on all segments; the header is deleted after its retention time")
 

@@ -68,7 +68,7 @@ class LeasedRecord(Ephemeral):
             await self._connection.ask(self._connection.leases.LeaseRevoke, request, self._deadline_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:  # the lease ended by itself
-                raise StoreUnavailable(f"the lease was not revoked and will run out: {error_text(error)}") from None
+                raise StoreUnavailable(f"the lease was not revoked and will expire: {error_text(error)}") from None
 
     async def _keep(self) -> None:
         backoff = Backoff()

@@ -543,7 +543,7 @@ class _Database:
     def _refuse_replaced(self, group: Sequence[_Job[Any]]) -> None:
         """Fail the jobs if the file has lost its name: what is written into it then is gone when it is closed."""
         if self._file is not None and _identity(self._path, self._file) != self._file:
-            how = f"another file is at the place of {self.name}, or none"
+            how = f"another file is in the place of {self.name}, or none"
             self._note_lost(how)
             _refuse(group, how)
 

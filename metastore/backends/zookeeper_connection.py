@@ -413,7 +413,7 @@ def _went_back(seen: Stat, tip: Stat | None) -> str | None:
         return "its root is gone"
     applies = (tip.version - seen.version + (1 << 31)) % (1 << 32) - (1 << 31)  # it wraps around at 32 bits
     if applies < 0:
-        return f"it has {-applies} changes less than it had"
+        return f"it has {-applies} changes fewer than it had"
     if tip.mzxid < seen.mzxid:
         return f"it was at revision {seen.mzxid}, and now it is at revision {tip.mzxid}"
     return None

@@ -239,7 +239,7 @@ class Ephemerals:
         if isinstance(owners, list) and isinstance(alive, list):
             dead = [f"{self._paths.held}/{owner}" for owner in owners if owner not in alive]
             if not all([await self._bury(home) for home in dead]):
-                raise StoreUnavailable("what a dead process held is not all gone")
+                raise StoreUnavailable("not everything that a dead process held is gone")
 
     async def _bury(self, home: str) -> bool:
         """Delete the records of one owner. Returns whether nothing of it is left."""

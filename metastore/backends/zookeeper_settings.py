@@ -52,7 +52,7 @@ class ZooKeeperSettings:
     def examined(self) -> Iterator[Remark]:
         about = f"zookeeper {self.server}"
         if self.silence is not None:
-            action = "Start it, or see what is between here and there." if self.away else _ALLOW
+            action = "Start it, or check the network between here and there." if self.away else _ALLOW
             yield "zookeeper", about, "problem" if self.away else "skipped", self.silence, action
             return
         yield from self._of_version(about)
@@ -75,11 +75,11 @@ class ZooKeeperSettings:
 
     def _of_mode(self, about: str) -> Iterator[Remark]:
         if self.mode is None:
-            action = "It has no majority: see how the other servers are, and what its log says."
+            action = "It has no majority: check the other servers, and its log."
             yield "zookeeper mode", about, "problem", "it runs and does not serve", action
         elif self.mode == "standalone" and self.servers > 1:
             action = "Give each its server.N lines, or name one ensemble only: these are several stores."
-            yield "zookeeper mode", about, "problem", f"it stands alone, and --store names {self.servers}", action
+            yield "zookeeper mode", about, "problem", f"it runs standalone, but --store names {self.servers}", action
         else:
             yield "zookeeper mode", about, "ok", self.mode, ""
 
@@ -94,8 +94,8 @@ class ZooKeeperSettings:
     def _of_purges(self, about: str) -> Iterator[Remark]:
         check = "zookeeper autopurge"
         if self.file is None:
-            what = f"no AdminServer tells its file at port {ADMIN_PORT}"
-            yield check, about, "skipped", what, f"See that its file has autopurge.purgeInterval=1: {_STORES}"
+            what = f"no AdminServer shows its settings at port {ADMIN_PORT}"
+            yield check, about, "skipped", what, f"Check that its file has autopurge.purgeInterval=1: {_STORES}"
             return
         hours = int(_setting(self.file, "autopurge.purgeInterval") or 0)
         if hours > 0:

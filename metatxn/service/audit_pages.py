@@ -31,14 +31,14 @@ def latest_lines(limit: int, page_token: str | None) -> AuditPage:
     path = audit.log_file()
     if path is None:
         raise errors.NotFound(
-            "this service writes its audit log between the lines of its log",
+            "this service writes its audit log among the lines of its log",
             action="Start it with --audit-log FILE, and ask again.",
         )
     try:
         return _read(path, limit, page_token)
     except OSError as error:
         raise errors.NotFound(
-            f"the audit log cannot be read: {error.strerror}", action="Look at the file of --audit-log on its machine."
+            f"the audit log cannot be read: {error.strerror}", action="Check the file of --audit-log on its machine."
         ) from error
 
 
@@ -66,7 +66,7 @@ def _place(token: str, inode: int, size: int) -> int:
         raise invalid_field("page_token", "is not a token of this service")
     if int(found[1], 16) != inode or int(found[2], 16) > size:
         action = "Begin with the first page again."
-        raise invalid_field("page_token", "belongs to a file that was moved away since", action=action)
+        raise invalid_field("page_token", "belongs to a file that has been moved away since", action=action)
     return int(found[2], 16)
 
 

@@ -43,7 +43,7 @@ class Exposure:
         if self.authenticator is None and not self.allow_anonymous and not is_loopback(host):
             raise InvalidExposure(
                 f"--host {host} can be reached from other machines, but there is no authentication. "
-                "Give --token-file or --jwt-public-key, or --allow-anonymous if everybody may do everything."
+                "Give --token-file or --jwt-public-key, or --allow-anonymous if everyone may do everything."
             )
         if self.authenticator is not None and self.tls is None and not is_loopback(host):
             log.warning(
@@ -56,7 +56,7 @@ class Exposure:
             return "with a token" + (", over TLS" if self.tls else ", without TLS")
         if is_loopback(host):
             return "from this machine only: there is no authentication"
-        return "by everybody who can reach it: there is no authentication"
+        return "by everyone who can reach it: there is no authentication"
 
 
 def is_loopback(host: str) -> bool:

@@ -69,8 +69,8 @@ def _telling_of_effects(handle: _Handle) -> _Handle:
             if isinstance(error, errors.MetatxnError) and not isinstance(error, errors.StoreUnavailable):
                 raise error.not_definite() from error
             raise errors.OutcomeUnknown(
-                f"a part of the change was made, or all of it, and then: {error}",
-                action="Look what is there now, and send all of the request again if it is not done.",
+                f"the change was made, wholly or in part, and then: {error}",
+                action="Look at what is there now, and send the whole request again if it is not done.",
             ) from error
         finally:
             EFFECTS.set(None)  # this may be another context, if the loop has ended

@@ -90,7 +90,7 @@ class _Asked(asyncio.Protocol):
         head = await self._answer
         if not re.match(rb"HTTP/1\.[01] 2\d\d", head):
             first = head.partition(b"\r\n")[0].decode("latin-1")
-            raise Unsent(f"the proxy {proxy.origin.netloc} opens no way to {there.netloc}: {first}")
+            raise Unsent(f"the proxy {proxy.origin.netloc} opens no connection to {there.netloc}: {first}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -102,7 +102,7 @@ class _Asked(asyncio.Protocol):
         if self._said.endswith(b"\r\n\r\n"):
             self._answer.set_result(self._said)
         elif b"\r\n\r\n" in self._said or len(self._said) > _LONGEST_HEAD:
-            self._answer.set_exception(Unsent("what the proxy answers to CONNECT is not HTTP"))
+            self._answer.set_exception(Unsent("the proxy's answer to CONNECT is not HTTP"))
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._answer.done():

@@ -90,7 +90,7 @@ class HttpTransport:
             raise Unsent(why or type(error).__name__) from error
         if self._closed or not connection.usable:
             connection.abort()
-            raise Unsent("the connection was closed as soon as it was there")
+            raise Unsent("the connection was closed as soon as it was opened")
         self._open.add(connection)
         return connection
 

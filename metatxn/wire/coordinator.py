@@ -372,7 +372,7 @@ class StoreCheckPage(BaseModel):
                 "findings": [
                     {
                         "key": "/txn-seq/7",
-                        "problem": "the value cannot be read: it is no number",
+                        "problem": "the value cannot be read: it is not a number",
                         "action": "Restore the record from a backup.",
                     }
                 ],

@@ -35,7 +35,7 @@ class Listeners:
         for text in given:
             name, _, address = ("", "", text) if text.startswith(("http://", "https://")) else text.partition("=")
             if not _is_url(address) or not (address is text or re.fullmatch(LISTENER_NAME, name)):
-                raise ValueError(f"{text!r} is no address of a service. {_FORM}")
+                raise ValueError(f"{text!r} is not the address of a service. {_FORM}")
             if name in named or (not name and url is not None):
                 raise ValueError(f"{text!r} is the second address of {f'listener {name}' if name else 'the service'}")
             if name:

@@ -152,7 +152,7 @@ def _batch(payload: memoryview, number: int) -> Iterator[PulsarMessage]:
         at += len(content)
         yield _message(metadata, _IN_BATCH, content)
     if at != len(payload):
-        raise ValueError("something is behind the last message of a batch")
+        raise ValueError("something follows the last message of a batch")
 
 
 def _message(metadata: Fields, numbers: _Numbers, content: memoryview) -> PulsarMessage:
@@ -168,7 +168,7 @@ def _message(metadata: Fields, numbers: _Numbers, content: memoryview) -> Pulsar
 
 def _fields(message: int | memoryview) -> Fields:
     if isinstance(message, int):
-        raise ValueError("an integer is no message")
+        raise ValueError("an integer is not a message")
     found: Fields = {}
     at = 0
     while at < len(message):
@@ -201,7 +201,7 @@ def _number(fields: Fields, number: int) -> int:
     """The integer in a field, or 0 without it."""
     value = fields[number][-1] if number in fields else 0
     if not isinstance(value, int):
-        raise ValueError(f"field {number} is no integer")
+        raise ValueError(f"field {number} is not an integer")
     return value
 
 
@@ -210,7 +210,7 @@ def _text(fields: Fields, number: int) -> str | None:
         return None
     value = fields[number][-1]
     if isinstance(value, int):
-        raise ValueError(f"field {number} is no text")
+        raise ValueError(f"field {number} is not text")
     return str(value, "utf-8")
 
 
@@ -246,7 +246,7 @@ def _decompressed(payload: memoryview, metadata: Fields) -> memoryview:
     else:
         raise ValueError(f"compression {compression} is unknown")
     if len(unpacked) != size:
-        raise ValueError(f"it has another size than the {size} bytes that it names")
+        raise ValueError(f"its size is not the {size} bytes that it names")
     return memoryview(unpacked)
 
 
@@ -262,4 +262,4 @@ def _decoded(codec: Literal["lz4_raw", "zstd", "snappy"], payload: memoryview, s
     except (OSError, pa.ArrowInvalid):
         unpacked: bytes = pa.Codec(codec).decompress(payload, size, asbytes=True)
         return unpacked
-    raise ValueError(f"it has less than the {size} bytes that it names")
+    raise ValueError(f"it has fewer than the {size} bytes that it names")

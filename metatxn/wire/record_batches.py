@@ -220,7 +220,7 @@ def _columns(data: bytes, number: int, base_ms: int) -> Columns:
             headers.append(())
             at += 1
         if at != end:
-            raise ValueError("a record has another length than it says")
+            raise ValueError("the length of a record is not what it says")
     return Columns(attributes, times_ms, keys, values, headers)
 
 

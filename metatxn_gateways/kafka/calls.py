@@ -112,7 +112,7 @@ class Calls:
             "DescribeClusterResponse",
             throttle_time=NO_TIME,
             error_code=error_code(code),
-            error_message=None if code is KafkaCode.NONE else "there are no endpoints but those of brokers",
+            error_message=None if code is KafkaCode.NONE else "there are no endpoints other than those of brokers",
             endpoint_type=1,
             cluster_id=CLUSTER,
             controller_id=self._cluster.own.id,

@@ -134,7 +134,7 @@ class Configs:
         given: dict[str, str | None] = {}
         for each in resource.configs:
             if each.config_operation not in (_SET, _DELETE):
-                raise InvalidConfig(f"{each.name} is no list: it can be set or deleted")
+                raise InvalidConfig(f"{each.name} is not a list: it can be set or deleted")
             if each.name not in SETTINGS:
                 raise InvalidConfig(f"{each.name} cannot be changed here; {', '.join(SETTINGS)} can")
             given[each.name] = each.value if each.config_operation == _SET else None

@@ -285,4 +285,4 @@ def _decoded(record: Record) -> CommittedOffset:
 
 
 def _overtaken() -> MetastoreError:
-    return StoreUnavailable("others changed the group each time that it was written; nothing happened")
+    return StoreUnavailable("other requests changed the group each time that it was written; nothing happened")

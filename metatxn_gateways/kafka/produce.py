@@ -118,7 +118,7 @@ class Produce:
         results = await asyncio.gather(*(self._result(part, transactional_id, turns, caller) for part in parts))
         if acks == 0:
             if any(result.code for result in results):
-                raise MalformedRequest("a batch was refused, and its producer waits for no answer")
+                raise MalformedRequest("a batch was refused, and its producer does not wait for an answer")
             return None
         return _encoded(version, parts, results, head)
 

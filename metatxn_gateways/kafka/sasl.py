@@ -87,7 +87,7 @@ class SaslSession:
             token = _TOKENS[mechanism](request.auth_bytes)
             caller, expires_s = self._authenticator.verified(token)
             if self._name not in (None, caller.name):
-                raise errors.Unauthenticated("the token is one of another principal than that of the connection")
+                raise errors.Unauthenticated("the token belongs to a principal other than that of the connection")
         except (errors.MetatxnError, ValueError) as error:
             why = error.detail if isinstance(error, errors.MetatxnError) else str(error)
             log.info("connection refused", client=self._link.peer if self._link is not None else None, reason=why)

@@ -213,9 +213,9 @@ class KafkaListener:
         if api_key == KafkaRequest.API_VERSIONS and version not in OFFERED[KafkaRequest.API_VERSIONS]:
             return [head, _versions(0, KafkaCode.UNSUPPORTED_VERSION)]
         if version not in OFFERED.get(api_key, ()):
-            raise MalformedRequest(f"request {api_key} in version {version} is not offered")
+            raise MalformedRequest(f"request {api_key} in version {version} is not supported")
         if api_key != KafkaRequest.PRODUCE and size > MAX_CALL_BYTES:
-            raise MalformedRequest(f"a request {api_key} of {size} bytes, of which it has at most {MAX_CALL_BYTES}")
+            raise MalformedRequest(f"a request {api_key} of {size} bytes, above the limit of {MAX_CALL_BYTES}")
         client = cutter.text() or ""
         flexible = _is_flexible(api_key, version)
         cutter.flexible = flexible

@@ -167,7 +167,7 @@ def read_command(frame: memoryview) -> tuple[str, Any, memoryview]:
         raise MalformedRequest("a command that cannot be read") from None
     name = NAMES.get(found.type)
     if name is None or not found.HasField(name):
-        raise MalformedRequest(f"the command {found.type} is not offered")
+        raise MalformedRequest(f"the command {found.type} is not supported")
     return name, getattr(found, name), frame[end:]
 
 

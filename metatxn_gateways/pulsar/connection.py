@@ -76,7 +76,7 @@ class PulsarConnection:
         elif (handler := self._handlers.get(name)) is not None:
             handler(content)
         else:
-            raise MalformedRequest(f"the command {name} is not offered")
+            raise MalformedRequest(f"the command {name} is not supported")
 
     def _connect(self, name: str, request: Any) -> None:
         if name != "connect":

@@ -35,7 +35,7 @@ class Consumers:
 
     async def _subscribed(self, request: Any) -> bytes:
         if request.durable:
-            raise PulsarError(PulsarCode.NOT_ALLOWED, "subscriptions are not offered yet: use a checkpoint consumer")
+            raise PulsarError(PulsarCode.NOT_ALLOWED, "subscriptions are not supported yet: use a checkpoint consumer")
         broker, parts = self._session.context.broker, segment_parts(request.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
         self._drop(request.consumer_id)

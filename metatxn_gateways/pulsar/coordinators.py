@@ -48,7 +48,7 @@ class Coordinators:
 
     async def _begun(self, request: Any) -> bytes:
         if not 1 <= request.txn_ttl_millis <= MAX_TIMEOUT_MS:
-            message = f"a transaction lasts between 1 and {MAX_TIMEOUT_MS} ms, and not {request.txn_ttl_millis} ms"
+            message = f"a transaction lasts between 1 and {MAX_TIMEOUT_MS} ms, not {request.txn_ttl_millis} ms"
             raise PulsarError(PulsarCode.NOT_ALLOWED, message)
         begun = await self._session.context.transactions.begin(BeginRequest(timeout_ms=request.txn_ttl_millis))
         txn_id = TxnId.parse(str(begun.header.txn_id))

@@ -90,9 +90,9 @@ class PulsarProducer:
         except ChecksumMismatch:
             raise PulsarError(PulsarCode.CHECKSUM, "the message does not match its checksum") from None
         if metadata.HasField("marker_type"):
-            raise PulsarError(PulsarCode.NOT_ALLOWED, "markers are not taken: decisions are in the metadata store")
+            raise PulsarError(PulsarCode.NOT_ALLOWED, "markers are not accepted: decisions are in the metadata store")
         if metadata.HasField("encryption_algo"):
-            raise PulsarError(PulsarCode.NOT_ALLOWED, "encrypted messages are not taken")
+            raise PulsarError(PulsarCode.NOT_ALLOWED, "encrypted messages are not accepted")
         txn_id: TxnId | None = None
         if request.HasField("txnid_least_bits"):
             txn_id = txn_id_of(request.txnid_most_bits, request.txnid_least_bits)
@@ -149,7 +149,7 @@ def assert_writable(segment: Segment, format: str | None) -> None:
     topic = segment.record.topic
     if format != "pulsar":
         message = (
-            f"topic {topic} takes no messages of Pulsar's clients: it has not the format pulsar. "
+            f"topic {topic} accepts no messages from Pulsar's clients: it does not have the format pulsar. "
             "Create another one: metatxn topic create NAME --format pulsar"
         )
         raise PulsarError(PulsarCode.NOT_ALLOWED, message)
@@ -169,9 +169,9 @@ class PulsarProducers:
     async def _created(self, request: Any) -> bytes:
         """A segment that takes nothing more is answered for, too: what was sent to it may have to be confirmed."""
         if request.encrypted:
-            raise PulsarError(PulsarCode.NOT_ALLOWED, "encrypted messages are not taken")
+            raise PulsarError(PulsarCode.NOT_ALLOWED, "encrypted messages are not accepted")
         if request.producer_access_mode != SHARED:
-            raise PulsarError(PulsarCode.NOT_ALLOWED, "only producers with shared access are offered")
+            raise PulsarError(PulsarCode.NOT_ALLOWED, "only producers with shared access are supported")
         name = request.producer_name or new_name()
         if len(name.encode()) > MAX_NAME_BYTES:
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"the name of a producer has at most {MAX_NAME_BYTES} bytes")

@@ -43,8 +43,8 @@ def add_page_route(api: APIRouter, broker: Broker, messages: Messages) -> None:
         """
         if after is not None and getattr(after, "ends", None) is not None:
             raise errors.InvalidArgument(
-                "after: this place is in a compacted view",
-                action="Read its messages until `next` is behind the view.",
+                "after: this position is in a compacted view",
+                action="Read its messages until `next` is past the view.",
                 field="after",
             )
         page = await messages.browse(

@@ -82,7 +82,7 @@ async def check_transaction(broker: Broker, txn_id: TxnId | None, caller: Princi
         raise refusal(txn_id, None)
     if not caller.owns(header.owner):
         raise errors.NotAllowed(
-            f"transaction {txn_id} was begun by another principal than {caller.name!r}",
+            f"transaction {txn_id} was begun by a principal other than {caller.name!r}",
             action="Write with the token of the principal that began the transaction.",
             txn_id=str(txn_id),
         )

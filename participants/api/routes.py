@@ -129,7 +129,7 @@ MaxOpenQuery = Annotated[
     Query(
         ge=0,
         le=100_000,
-        description="At most so many of the open transactions: those that hold readers back at the lowest positions.",
+        description="At most this many of the open transactions: those that hold readers back at the lowest positions.",
     ),
 ]
 
@@ -526,7 +526,7 @@ def _message_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
         """
         latest = start == "latest"
         if compacted and latest:
-            raise errors.InvalidArgument("start: the compacted view has one beginning", field="start")
+            raise errors.InvalidArgument("start: the compacted view has only one beginning", field="start")
         page = await messages.browse(
             topic, after, max, isolation, revision, wait_ms, shown, compacted=compacted, latest=latest
         )

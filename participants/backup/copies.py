@@ -61,7 +61,7 @@ def _frames(content: bytes, copy: LedgerCopy, chunk: Chunk) -> Iterator[RawFrame
     try:
         for frame in peek_all(content):
             if frame.position.ledger != copy.ledger or not at <= frame.position.entry < chunk.end:
-                raise BackupDamaged(f"{_named(copy)} has {frame.position} at the place of entry {at}")
+                raise BackupDamaged(f"{_named(copy)} has {frame.position} in the place of entry {at}")
             yield frame
             at = frame.position.entry + 1
     except FrameError as error:

@@ -291,7 +291,7 @@ def _cluster(records: Iterable[Record]) -> tuple[str, int]:
         raise StoreWentBack("no process has ever served this store, so there is nothing to back up")
     incarnation = Incarnation.decode(found[paths.INCARNATION])
     if incarnation.recovering or incarnation.restored_how is not None:
-        raise StoreWentBack("the store waits for its recovery: what it has now must not be backed up")
+        raise StoreWentBack("the store waits for its recovery: what it holds now must not be backed up")
     version = VersionRecord.decode(found[paths.VERSION]).version if paths.VERSION in found else FIRST
     if version > SPEAKS:
         raise StoreTooNew(too_new(version))

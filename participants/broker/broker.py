@@ -375,7 +375,7 @@ class Broker:
             self._keep(segment_id)
             return _unavailable(segment_id, "it is being opened")
         elif owned_by is None or self._placement.may_take(owned_by):
-            return _unavailable(segment_id, "no running broker owns it, and one is about to take it")
+            return _unavailable(segment_id, "no running broker owns it, but one is about to take it")
         return _not_owner(segment_id, owned_by)
 
     async def open_all(self, segment_ids: Iterable[str] = ()) -> None:
@@ -447,7 +447,7 @@ class Broker:
     def _deposed(self, segment_id: str, owner: OwnerRecord) -> None:
         segment = self._segments.get(segment_id)
         if segment is not None and owner.generation > segment.ownership.generation:
-            segment.lose(f"{owner.url or 'nobody'} owns it now")
+            segment.lose(f"{owner.url or 'no broker'} owns it now")
 
     def _owned(self, segment_id: str) -> None:
         """A segment was taken. If it is new, another broker has changed the layout of the topic; or it is the child of

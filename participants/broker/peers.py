@@ -79,7 +79,7 @@ class Peer:
         if answer.status == HTTPStatus.TEMPORARY_REDIRECT:
             raise _unavailable(what, "it has just moved to another broker")
         if not answer.ok:
-            nonsense = f"its owner {self.url} answered {answer.status}, and not as a broker does"
+            nonsense = f"its owner {self.url} answered {answer.status}, but not like a broker"
             raise _problem_of(answer) or _unanswered(what, nonsense, reads)
         return answer
 

@@ -219,7 +219,7 @@ def as_batch(messages: Sequence[Message], now_ms: int) -> bytes:
     """The messages as a record batch of Kafka's. A value that is not bytes becomes JSON, and a header says so.
     Raises INVALID_ARGUMENT if there is none, or one with a delivery time."""
     if not messages:
-        raise errors.InvalidArgument("messages: a record batch has at least one", field="messages")
+        raise errors.InvalidArgument("messages: a record batch has at least one message", field="messages")
     if any(message.deliver_at_ms is not None for message in messages):
         raise no_delivery_times()
     return encode_batch([_as_record(message, now_ms) for message in messages])

@@ -105,7 +105,7 @@ class ReadHolds:
         hold = ReadHoldRecord.decode(stored.value)
         if wanted.revision not in (None, hold.revision):
             raise errors.InvalidArgument(
-                f"hold_id: {wanted.hold_id} holds revision {hold.revision}, and not {wanted.revision}",
+                f"hold_id: {wanted.hold_id} holds revision {hold.revision}, not {wanted.revision}",
                 action="Use another id for another revision.",
                 field="hold_id",
             )
@@ -194,8 +194,8 @@ class ReadHolds:
 
 def _too_many(topic_name: str) -> errors.MetatxnError:
     return errors.RateLimited(
-        f"topic {topic_name} has {MAX_HOLDS} read holds, which is the most",
-        action="Wait until one of them ends, or release one that nobody needs.",
+        f"topic {topic_name} has {MAX_HOLDS} read holds, which is the maximum",
+        action="Wait until one of them ends, or release one that is no longer needed.",
         retry_after_s=RETRY_AFTER_S,
         topic=topic_name,
     )

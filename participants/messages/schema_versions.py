@@ -280,7 +280,7 @@ def _assert_compatible(found: InForce, schema: pa.Schema) -> None:
     if problems:
         mode = found.policy.schema_compatibility
         raise errors.SchemaMismatch(
-            f"topic {found.topic.name}: these columns may not follow (schema_compatibility is {mode.value}): "
+            f"topic {found.topic.name}: these columns may not come next (schema_compatibility is {mode.value}): "
             + "; ".join(f"column {each.column} {each.why}" for each in problems),
             action="Choose other names or types, or change schema_compatibility in the policy.",
             topic=found.topic.name,

@@ -84,7 +84,7 @@ class Admission:
         named = f" {hold.producer}" if hold is not None and hold.producer else ""
         return errors.NotAllowed(
             f"topic {topic} has an exclusive producer{named}, which alone may publish",
-            action="Nothing was appended. `metatxn topic show` tells until when; publish when it has ended.",
+            action="Nothing was appended. `metatxn topic show` shows until when; publish when it has ended.",
             segment=self._segment.id,
             topic=topic,
         )

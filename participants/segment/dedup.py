@@ -110,7 +110,7 @@ class NotTheNext(errors.InvalidArgument):
         parts = [(sequence, replace(each, segment=each.segment or segment)) for sequence, each in known]
         super().__init__(
             f"previous_sequence: producer {entry.producer} has appended other entries than the sender knows of",
-            action="Leave out the messages that `appended` tells of, and publish the others behind these.",
+            action="Leave out the messages that `appended` names, and publish the others after them.",
             field="previous_sequence",
             appended=[part.wire() | {"sequence": sequence} for sequence, part in parts],
         )

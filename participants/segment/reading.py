@@ -133,7 +133,7 @@ class SegmentReader:
         if revision < self._segment.compacted_at:
             raise errors.PositionTrimmed(
                 f"segment {self._segment.id} was compacted at revision {self._segment.compacted_at}: what was replaced "
-                f"by then is not left for a snapshot at revision {revision}",
+                f"by then is gone for a snapshot at revision {revision}",
                 action="Use a newer revision.",
                 segment=self._segment.id,
                 first_position=str(self._segment.ledgers.start.next),

@@ -85,7 +85,7 @@ async def _move(segment: Segment, store: MetadataStore, up_to: Position, checks:
                 raise segment.not_serving() from None
             if lost.check in checks:
                 raise
-    raise StoreUnavailable(f"segment {segment.id} was changed by others each time")
+    raise StoreUnavailable(f"segment {segment.id} was changed by other requests each time")
 
 
 async def _move_once(segment: Segment, store: MetadataStore, up_to: Position, checks: Sequence[Check]) -> None:

@@ -71,7 +71,7 @@ class Definition:
         if current is None or current.deleted:
             return self.missing()
         return errors.StoreUnavailable(
-            f"subscription {self.name} has begun again, at another place",
+            f"subscription {self.name} has begun again, at another position",
             action="Try again in a moment; nothing happened.",
             topic=self.topic,
             subscription=self.name,

@@ -49,7 +49,7 @@ class MemoryPendingAcks(PendingAckStore):
 
     def _check_single(self, txn_id: TxnId | None, span: Span, cursor: Cursor) -> None:
         if txn_id is not None and cursor.overlaps(span):
-            raise AckConflict(span.start, "it is acknowledged already")
+            raise AckConflict(span.start, "it is already acknowledged")
         cumulative = self._cumulative_end()
         if cumulative is not None and span.start < cumulative and self._cumulative_holder != txn_id:
             raise AckConflict(span.start, "a cumulative acknowledgement of it is pending", self._cumulative_holder)
@@ -57,7 +57,7 @@ class MemoryPendingAcks(PendingAckStore):
 
     def _check_cumulative(self, txn_id: TxnId | None, end: Place, cursor: Cursor) -> None:
         if txn_id is not None and end <= cursor.mark_delete:
-            raise AckConflict(end, "everything up to it is acknowledged already")
+            raise AckConflict(end, "everything up to it is already acknowledged")
         pending = self._cumulative_end()
         if pending is not None and (self._cumulative_holder != txn_id or end < pending):
             raise AckConflict(end, "a cumulative acknowledgement is pending", self._cumulative_holder)

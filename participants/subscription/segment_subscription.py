@@ -68,7 +68,7 @@ class NotGiven(AckConflict):
     """As far as this broker knows, the message was not delivered, so it is not PENDING (the term of PIP-31)."""
 
     def __init__(self, place: Place) -> None:
-        super().__init__(place, "it was not delivered to any consumer since its segment was opened")
+        super().__init__(place, "it has not been delivered to any consumer since its segment was opened")
 
 
 class AckRefused(errors.TransactionConflict):
@@ -681,5 +681,5 @@ def acks_error(errors: Sequence[BaseException], parts: int) -> BaseException:
         parts,
         lambda error: not problem_of(error).retriable,
         "some of the messages are acknowledged",
-        "Send all of it again.",
+        "Send the whole request again.",
     )

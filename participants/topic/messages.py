@@ -441,7 +441,7 @@ def _one_error(failures: Sequence[BaseException], parts: int, options: PublishOp
         parts,
         lambda error: options.txn_id is not None and isinstance(error, _TAKES_NO_MORE),
         "segments accepted their messages",
-        "Send all of it again under the same producer and sequence"
+        "Send the whole request again under the same producer and sequence"
         + (", or abort the transaction." if options.txn_id is not None else "."),
     )
 

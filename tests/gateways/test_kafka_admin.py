@@ -231,7 +231,7 @@ async def test_settings_are_described_and_changed(gateway: Gateway, caplog: pyte
         assert await changed(version, "retention.ms", None, operation=1) == (0, None)
         assert await changed(version, "retention.ms", "1", operation=2) == (
             KafkaCode.INVALID_CONFIG,
-            "retention.ms is no list: it can be set or deleted",
+            "retention.ms is not a list: it can be set or deleted",
         )
         code, why = await changed(version, "cleanup.policy", "compact")
         assert code == KafkaCode.INVALID_CONFIG and "retention.ms, retention.bytes, segment.ms can" in why

@@ -288,7 +288,7 @@ def damages() -> Iterator[Damage]:
     of_final = paths.deadline_entry(1_000, COMMITTED)
     yield Damage("deadline entry of a final one", {of_final: b""}, of_final, "which is COMMITTED")
     of_none = paths.deadline_entry(1_000, TxnId(0, 90))
-    yield Damage("deadline entry of none", {of_none: b""}, of_none, "without header")
+    yield Damage("deadline entry of none", {of_none: b""}, of_none, "without a header")
     unpadded = f"{paths.DEADLINE_INDEX}1000/{OPEN}"
     yield Damage("deadline entry unpadded", {unpadded: b""}, unpadded, "malformed")
     yield Damage("final entry missing", {final: None}, committed, "missing in the index of final states")
@@ -297,7 +297,7 @@ def damages() -> Iterator[Damage]:
     of_open = paths.final_state_entry(TxnState.ABORTED, 50, str(OPEN))
     yield Damage("final entry of an open one", {of_open: b""}, of_open, "it is OPEN")
     gone = paths.final_state_entry(TxnState.ABORTED, 50, str(COLLECTED))
-    yield Damage("final entry of a collected one", {gone: b""}, gone, "without header")
+    yield Damage("final entry of a collected one", {gone: b""}, gone, "without a header")
     strange = f"{paths.FINAL_STATE_INDEX}DONE/{50:020d}/{OPEN}"
     yield Damage("final entry of no state", {strange: b""}, strange, "malformed")
 
@@ -309,7 +309,7 @@ def damages() -> Iterator[Damage]:
     for build, value in beside.items():
         name = build.__name__
         yield Damage(f"{name} of a final one", {build(ABORTED): value}, build(ABORTED), "is ABORTED")
-        yield Damage(f"{name} of a collected one", {build(COLLECTED): value}, build(COLLECTED), "without header")
+        yield Damage(f"{name} of a collected one", {build(COLLECTED): value}, build(COLLECTED), "without a header")
         yield Damage(f"{name} undecodable", {build(PREPARED): b"7"}, build(PREPARED), "cannot be read")
     both = {paths.lease(PREPARED): packed({"deadline_ms": 1})}
     yield Damage("prepared and kept alive", both, paths.header(PREPARED), "prepared but has a keep-alive")
@@ -324,7 +324,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("key at another epoch", key(epoch=3), keyed, "epoch 2, but its transaction key has epoch 3")
     yield Damage("key says committed", key(last_version=8), keyed, "version 8 is OPEN")
     yield Damage("key holds a final one", key(txn_id=str(ABORTED)), KEY, "which is ABORTED")
-    yield Damage("key holds a collected one", key(txn_id=str(COLLECTED)), KEY, "without header")
+    yield Damage("key holds a collected one", key(txn_id=str(COLLECTED)), KEY, "without a header")
     yield Damage("key holds a stranger", key(txn_id=str(OPEN)), KEY, "belongs to another key")
     yield Damage("key holds nonsense", key(txn_id="7"), KEY, "cannot be read")
     yield Damage("key deleted and held", key(deleted=True), KEY, "is deleted but holds")
@@ -343,7 +343,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("entry too short", {"/idx/writes-by-segment/x": b""}, "/idx/writes-by-segment/x", "malformed")
     ack_entry = f"{paths.ACKS_INDEX}{escape(SEGMENT)}/s/{op.removeprefix(paths.OPS)}"
     yield Damage("ack entry of a write", {ack_entry: b""}, ack_entry, "does not fit")
-    yield Damage("op without header", {lonely: op_value(), entry_of(lonely): b""}, lonely, "is gone")
+    yield Damage("op without a header", {lonely: op_value(), entry_of(lonely): b""}, lonely, "is gone")
     yield Damage("op undecodable", {op: b"{}"}, op, "cannot be read")
     yield Damage("op of no transaction", {f"{paths.OPS}7/x:w:1:1": op_value()}, f"{paths.OPS}7/x:w:1:1", "malformed")
     odd = f"{paths.OPS}{OPEN}/7"

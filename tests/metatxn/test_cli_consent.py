@@ -113,7 +113,7 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
     assert client.subscription(topic, "billing").segments[0].backlog == 1
     assert client.attach(txn.id).header.state == "OPEN" and client.key(key).txn_id == txn.id
     txn.abort()
-    assert "ABORTED already" in cli("txn", "abort", txn.id, "--dry-run").stdout
+    assert "already ABORTED" in cli("txn", "abort", txn.id, "--dry-run").stdout
 
 
 @pytest.mark.usefixtures("terminal")

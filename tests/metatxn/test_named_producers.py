@@ -116,7 +116,7 @@ def test_128_what_two_threads_have_sent_out_of_order_fails(
     producer._core.last_sequence = 3  # as another thread found it
     assert isinstance(producer.send(2, sequence=4).exception(), metatxn.InvalidArgument)
     for again in (lambda: producer.send(3, sequence=6), producer.flush, producer.close, program.close):
-        with pytest.raises(metatxn.InvalidArgument, match="4 was sent behind 5"):
+        with pytest.raises(metatxn.InvalidArgument, match="4 was sent after 5"):
             again()
     with client.producer(topic, "importer", sequenced=True) as other:
         other.send(1, sequence=5)

@@ -102,10 +102,10 @@ def _with_field(sent: bytes, field: bytes) -> bytes:
         (_with_field(entry(b""), b"\x6a\x00"), "encrypted"),
         (entry(b"x", num_chunks_from_msg=3), "part 1 of 3"),
         (entry(b"x", compression=7), "compression 7 is unknown"),
-        (entry(b"x", compression=2, uncompressed_size=1), "another size"),
+        (entry(b"x", compression=2, uncompressed_size=1), "its size is not"),
         (entry(b"x", compression=3, uncompressed_size=MAX_UNPACKED_BYTES + 1), "more than"),
         (batch([b"a", b"b"], num_messages_in_batch=3), "cannot be read"),
-        (batch([b"a", b"b"], num_messages_in_batch=1), "behind the last"),
+        (batch([b"a", b"b"], num_messages_in_batch=1), "follows the last"),
     ],
 )
 def test_what_cannot_be_read_says_why(broken: bytes, why: str) -> None:

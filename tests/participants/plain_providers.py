@@ -153,7 +153,7 @@ class PlainPendingAcks(PendingAckStore):
         end = ack.span.end
         done = end <= cursor.mark_delete if ack.cumulative else cursor.overlaps(ack.span)
         if txn_id is not None and done:
-            raise AckConflict(ack.span.start, "it is acknowledged already")
+            raise AckConflict(ack.span.start, "it is already acknowledged")
         for holder, held in self._acks():
             if holder.txn_id != txn_id:
                 both = ack.cumulative and held.cumulative

@@ -177,7 +177,7 @@ async def test_b14_a_write_into_a_transaction_of_another_is_refused(
     if not mirrored:
         monkeypatch.setattr(HeaderMirror, "seen", lambda *_: None)
     txn = (await root.coordinator.post("/v1/txns")).json()["txn_id"]
-    assert "another principal" in refused(await other.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).detail
+    assert "a principal other" in refused(await other.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).detail
     assert (await root.broker.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).status_code == 200
     assert (await root.coordinator.post(f"/v1/txns/{txn}/commit")).status_code == 200
 

@@ -53,7 +53,7 @@ def version_law(record: Record, view: View) -> Problems:
     if version < FIRST:
         yield f"there is no cluster version {version}", RESTORE
     elif version > SPEAKS:
-        yield too_new(version), "Check the store with a later release; what this one says of it may be wrong."
+        yield too_new(version), "Check the store with a later release; what this one says about it may be wrong."
 
 
 def drain_law(record: Record, view: View) -> Problems:

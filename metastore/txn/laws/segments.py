@@ -87,7 +87,7 @@ def segment_law(record: Record, view: View) -> Problems:
         yield "a ledger has another form, but no final length", RESTORE
     for parent, end in (segment.removed_parents or {}).items():
         if parent not in segment.parents or not POSITION.fullmatch(end):
-            yield f"{parent} is said to be removed, with its end at {end!r}: it is no parent, or that no place", RESTORE
+            yield f"{parent} is said to be removed, ending at {end!r}: one of these is not valid", RESTORE
     if not POSITION.fullmatch(segment.first_position):
         yield f"`first_position` is not a position: {segment.first_position!r}", RESTORE
     if segment.state == "sealed":

@@ -89,7 +89,7 @@ def beside_open_header(kind: type[JsonRecord], prefix: str) -> Law:
         decoded(record, kind.decode)
         header = view.decode(Header, paths.header(txn_id))
         if header is None or header.state.final:
-            state = header.state if header else "without header"
+            state = header.state if header else "without a header"
             yield f"the record belongs to open transactions only, and {txn_id} is {state}", DELETE
 
     return law
@@ -103,7 +103,7 @@ def deadline_entry_law(record: Record, view: View) -> Problems:
     deadline_ms, txn_id = parsed_key(record.key, parse, lambda parts: paths.deadline_entry(*parts))
     header = view.decode(Header, paths.header(txn_id))
     if header is None or header.state.final:
-        yield f"the deadline index lists {txn_id}, which is {header.state if header else 'without header'}", DELETE
+        yield f"the deadline index lists {txn_id}, which is {header.state if header else 'without a header'}", DELETE
     elif (in_force := _deadline_ms(txn_id, header, view)) != deadline_ms:
         yield f"the deadline index lists {txn_id} at {deadline_ms}, but its deadline is {in_force}", DELETE
 
@@ -117,7 +117,7 @@ def final_state_entry_law(record: Record, view: View) -> Problems:
     state, finalized_ms, text = parsed_key(record.key, parse, lambda parts: paths.final_state_entry(*parts))
     header = view.decode(Header, paths.header(TxnId.parse(text)))
     if header is None or (header.state, header.finalized_ms) != (state, finalized_ms):
-        found = f"{header.state} at {header.finalized_ms}" if header else "without header"
+        found = f"{header.state} at {header.finalized_ms}" if header else "without a header"
         yield f"the index of final states lists {text} as {state} at {finalized_ms}, but it is {found}", DELETE
 
 
@@ -137,7 +137,7 @@ def key_law(record: Record, view: View) -> Problems:
     except ValueError as error:
         raise UnreadableError(record.key, error) from error
     if header is None or header.state.final:
-        state = header.state if header else "without header"
+        state = header.state if header else "without a header"
         action = (
             "This is harmless by itself, because the next begin under the key clears it; but find out what wrote it."
         )

@@ -55,7 +55,7 @@ async def merge_segments(visit: Visit, form: SentForm) -> MadeChange:
 async def seal_segment(visit: Visit, form: SentForm) -> MadeChange:
     segment = _given(form, "segment")
     if form.get("sure") != "yes":
-        raise metatxn.InvalidArgument("sure: confirm that nothing will be written to this part of the topic", field="sure")
+        raise metatxn.InvalidArgument("sure: confirm that no one will write to this part of the topic", field="sure")
     return await _laid_out(visit, "seal", segment, lambda: visit.client.seal_segment(segment))
 
 

@@ -131,7 +131,7 @@ async def _place(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart
                 Position.parse((await visit.client.position_at(asked.segment, datetime.fromisoformat(at))).after)
             )
         except ValueError:
-            raise metatxn.InvalidArgument(f"at: {at!r} is not a time such as 2026-03-02T09:04:00Z", field="at") from None
+            raise metatxn.InvalidArgument(f"at: {at!r} is not a time like 2026-03-02T09:04:00Z", field="at") from None
     last, first = Position.parse(detail.last_position), Position.parse(detail.first_position).before
     return PageStart(max(Position(last.ledger, max(last.entry - _latest(asked.wanted, detail), -1)), first))
 

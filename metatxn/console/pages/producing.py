@@ -38,7 +38,9 @@ def _value(form: SentForm) -> Any:
             try:
                 return bytes.fromhex(text)
             except ValueError:
-                raise metatxn.InvalidArgument("value: bytes are written as pairs of hex digits, such as `00 ff`", field="value") from None
+                raise metatxn.InvalidArgument(
+                    "value: bytes are pairs of digits, such as `00 ff`", field="value"
+                ) from None
     raise metatxn.InvalidArgument(f"kind: {kind!r} is not json, text or hex", field="kind")
 
 

@@ -121,7 +121,7 @@ def _time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise metatxn.InvalidArgument(f"at: {text!r} is not a time such as 2026-03-02T09:04:00Z", field="at") from None
+        raise metatxn.InvalidArgument(f"at: {text!r} is not a time like 2026-03-02T09:04:00Z", field="at") from None
     if found.tzinfo is None:
         raise metatxn.InvalidArgument(f"at: {text!r} has no time zone: add Z for UTC", field="at")
     return found

@@ -95,7 +95,7 @@ async def test_a_file_that_lost_its_name_is_used_no_more(
         file.unlink()
     else:
         backup_of(file).replace(file)
-    await refused(store, call, call, why="another file is at the place of x.db, or none")
+    await refused(store, call, call, why="another file is in the place of x.db, or none")
     await refused(store, *CALLS.values(), why="another file")
     with telling_others(), pytest.raises(StoreWentBack):
         await store.apply(store.batch().put("/mark", b""))

@@ -57,7 +57,7 @@ def test_a_server_that_stands_alone_may() -> None:
 
 def test_without_an_admin_server_nobody_knows_of_purges() -> None:
     assert [*judged(TOLD)] == ["zookeeper autopurge"]
-    assert judged(TOLD)["zookeeper autopurge"].startswith("skipped: See that its file has autopurge.purgeInterval=1")
+    assert judged(TOLD)["zookeeper autopurge"].startswith("skipped: Check that its file has autopurge.purgeInterval=1")
 
 
 @pytest.mark.parametrize(

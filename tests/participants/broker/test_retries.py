@@ -143,7 +143,7 @@ async def publish_without(brokers: Brokers, keys: tuple[str, ...], unreached: st
     here.broker.peers, way = OverHttpx(Cut(brokers, unreached)), here.broker.peers
     answer = await publish(here, keys)
     here.broker.peers = way
-    assert answer.status_code == 504 and "Send all of it again" in answer.json()["action"]
+    assert answer.status_code == 504 and "Send the whole request again" in answer.json()["action"]
 
 
 async def test_a_part_that_was_taken_is_not_denied_when_the_children_of_the_other_one_are_not_found(
@@ -160,7 +160,7 @@ async def test_a_part_that_was_taken_is_not_denied_when_the_children_of_the_othe
     here.broker.peers, way = OverHttpx(Cut(brokers, names[1], split)), here.broker.peers
     answer = await publish(here, QUARTERS)
     here.broker.peers, here.store.away = way, None
-    assert answer.status_code == 504 and "Send all of it again" in answer.json()["action"]
+    assert answer.status_code == 504 and "Send the whole request again" in answer.json()["action"]
     await brokers.assert_once(QUARTERS, await ids_of(here, QUARTERS))
 
 

@@ -340,7 +340,7 @@ async def test_a_cluster_whose_file_is_exchanged_stops(
     sqlite.back_up_hot()
     await send(client, "plain after")
     sqlite.move_over()
-    await assert_refused(cluster, "another file is at the place of metadata.db")
+    await assert_refused(cluster, "another file is in the place of metadata.db")
 
 
 async def test_the_ledgers_of_another_cluster_are_refused(
