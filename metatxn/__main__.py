@@ -10,8 +10,9 @@ _INTERRUPTED = 130
 
 
 def run_metatxn() -> None:
-    """Importing takes a while, and Ctrl-C may come before it is done. It ends the process then: raised anywhere in an
-    import, `KeyboardInterrupt` may be lost, and leave a lock behind for which the command would wait for ever."""
+    """Run the command line. Importing takes a while, and Ctrl-C may come before it is done. It then ends the process:
+    raised anywhere in an import, `KeyboardInterrupt` may be lost, and leave behind a lock that the command would wait
+    for forever."""
     handler = signal.getsignal(signal.SIGINT)
     raises = handler is signal.default_int_handler
     if raises:

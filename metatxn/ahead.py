@@ -1,6 +1,6 @@
 """Transactions that are begun before the program asks for them.
 
-A begin has nothing to wait for but its answer. So while a program begins one transaction after another, the client
+A begin waits for nothing except its answer. So while a program begins one transaction after another, the client
 begins the next ones in the background, several in one request, and hands them out. A transaction that is handed out is
 as good as one that was begun at that moment (DESIGN §5.1): it is open for at least its timeout, because it was begun
 with a longer one, and it is handed out only until that is used up. Those that are not needed are aborted then.
@@ -23,33 +23,33 @@ from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BatchAnswer, TransactionHea
 from metatxn.wire.errors import MetatxnError
 
 AHEAD_S = 1.0
-"""How long one is kept at most."""
+"""The longest time for which a transaction is kept ready."""
 PACE_S = AHEAD_S / 2
 """As many are begun ahead as the program has begun in this time."""
 FEWEST = 4
-"""A program that begins fewer in this time has none begun ahead."""
+"""For a program that begins fewer in this time, none are begun ahead."""
 MOST = 64
 LEAST_TIMEOUT_MS = int(10_000 * AHEAD_S)
-"""With a shorter timeout none is begun ahead."""
+"""With a shorter timeout none are begun ahead."""
 
 
 class BegunAhead:
-    """Those of one client, for one timeout: that of the last begin."""
+    """The transactions begun ahead of one client, for one timeout: that of the last begin."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._timeout_ms = 0
         self._ready: deque[tuple[float, TransactionHeader]] = deque()
-        """Each with the time up to which it may be handed out, in the order of these times."""
+        """The transactions, each with the time up to which it may be handed out, in the order of these times."""
         self._request: asyncio.Future[None] | None = None
-        """Done when the answer of the request on its way is here."""
+        """Done when the answer of the request that is under way has arrived."""
         self._coming = 0
-        """The number of transactions that it brings, without those that are waited for."""
+        """The number of transactions that the answer brings, without those that are waited for."""
         self._since, self._begun, self._pace = 0.0, 0, 0
         """When the present `PACE_S` has begun, the number of transactions since, and that in those before."""
 
     async def take(self, timeout_ms: int) -> TransactionHeader | None:
-        """One that is open for at least `timeout_ms` from now. None if there is none: then begin one."""
+        """A transaction that is open for at least `timeout_ms` from now, or None if there is none: then begin one."""
         if timeout_ms != self._timeout_ms:
             self._timeout_ms, self._begun, self._pace = timeout_ms, 0, 0
             self._abort([self._ready.popleft() for _ in range(len(self._ready))])
@@ -93,7 +93,7 @@ class BegunAhead:
             self._connection.spawn(self._begin(missing, self._timeout_ms, self._request))
 
     def _fits(self) -> bool:
-        """Whether a little longer makes no difference."""
+        """Whether a slightly longer timeout makes no difference."""
         return LEAST_TIMEOUT_MS <= self._timeout_ms <= MAX_TIMEOUT_MS - 1000 * AHEAD_S
 
     async def _begin(self, count: int, timeout_ms: int, request: asyncio.Future[None]) -> None:

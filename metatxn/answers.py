@@ -27,7 +27,7 @@ _PASSES = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-"""The statuses of a gateway while it lacks something that may come back."""
+"""The statuses with which a gateway answers while it lacks something that may come back."""
 _NOT_JSON = "is not JSON, so it is not from a metatxn service"
 
 M = TypeVar("M", bound=BaseModel)

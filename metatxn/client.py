@@ -164,7 +164,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
 
         With `sequenced` each message is sent with a `sequence` of your own, outside transactions, in growing order. A
         program that was killed opens a producer of the same name and sends again, with the same keys and sequences,
-        everything from the first message on of which it does not know that it is durable: what is there already is not
+        everything from the first message on that it does not know to be durable: what is there already is not
         appended again; its future may return a later position. After a failure such a producer takes nothing more: open
         another one, and go on in the same way.
 
@@ -190,14 +190,14 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         linger_ms: float = 0,
         max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> AsyncProducer:
-        """A producer that has the topic for itself: when this returns, nothing that others have sent is appended any
-        more, to any segment, so whoever then reads the topic to its end has read everything of before. Everything
-        else is refused with `NotAllowed` until this producer is closed, or has not been heard of for
-        `session_timeout_s`.
+        """A producer that has the topic to itself: once this returns, nothing that others have sent is appended any
+        more, to any segment, so a program that then reads the topic to its end has read everything that was sent
+        before. Everything else is refused with `NotAllowed` until this producer is closed, or has not been heard from
+        for `session_timeout_s`.
 
-        Raises `NotAllowed` if another program has the topic, unless `wait` for its end, or `fence`: then that program
-        has it no more, and what it sends is refused with `NotAllowed`. `name` is for people who look at the topic. The
-        other options are those of `producer`. Raises `NotFound`.
+        Raises `NotAllowed` if another program has the topic, unless `wait` is given, which waits for its end, or
+        `fence`: then that program loses the topic, and what it sends is refused with `NotAllowed`. `name` is for people
+        who look at the topic. The other options are those of `producer`. Raises `NotFound`.
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
         hold = await HeldTopic.claim(self._connection, topic, name, session_timeout_s, fence=fence, wait=wait)
@@ -218,9 +218,9 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         deliver_after: timedelta | None = None,
     ) -> str:
         """Publish one message outside transactions, and return its id once it is durable. The same `producer` and
-        `sequence` publish it once, however often and by whichever program that is repeated, as long as the brokers
+        `sequence` publish it once, however often and by whatever program this is repeated, as long as the brokers
         remember the sequence: they remember the last 1,000 of a producer in a segment. Use each sequence for one
-        message only, and grow it; a batching producer with sequences of its own is `producer`.
+        message only, in growing order; `producer` makes a batching producer with sequences of its own.
 
         `value` and `deliver_at` are as for `AsyncProducer.send`; `deliver_after` counts from the moment when the broker
         gets the message. Raises `NotFound`, and `TypeError` or `ValueError` for a value that is
@@ -269,7 +269,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         isolation: Literal["read_committed", "read_uncommitted"] | None = None,
     ) -> AsyncConsumer:
         """A consumer of a subscription. If it does not exist, it is created: shared, from the earliest message on,
-        unless other settings are given. Raises `AlreadyExists` if settings are given, and a subscription of this name
+        unless other settings are given. Raises `AlreadyExists` if settings are given, and a subscription with this name
         has others."""
         given = (type, initial, dead_letter_topic, max_redeliveries)
         times = (ack_timeout_ms, redelivery_delay_ms, max_redelivery_delay_ms)
@@ -303,7 +303,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         """A consumer of several topics, with a subscription of the same name on each, which is created as `subscribe`
         does. With a pattern, these are the topics whose full name, such as `public/default/orders`, it matches from
         the beginning to the end; new ones are looked for every `look_every_s` seconds, and consumed from their earliest
-        message on. Create a subscription that has other settings than these before."""
+        message on. To use settings other than these, create the subscription beforehand."""
 
         async def of(topic: str, later: bool) -> AsyncConsumer:
             start = partial(self.subscribe, topic, subscription, type, name=name, session_timeout_s=session_timeout_s)
@@ -341,8 +341,9 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         """Create a subscription if it does not exist. Raises `AlreadyExists` if one of this name has other settings.
 
         A message that was returned more than `max_redeliveries` times goes to the dead-letter topic. One that is not
-        acknowledged within `ack_timeout_ms` returns by itself. What returns by that, or by a negative acknowledgement,
-        is delivered again after `redelivery_delay_ms`, doubled with each return up to `max_redelivery_delay_ms`.
+        acknowledged within `ack_timeout_ms` returns by itself. What returns in this way, or by a negative
+        acknowledgement, is redelivered after `redelivery_delay_ms`, doubled with each return up to
+        `max_redelivery_delay_ms`.
         With `read_uncommitted`, consumers also get messages of transactions that are open or aborted."""
         body = {
             "type": type,
@@ -367,8 +368,8 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         name: str | None = None,
         session_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> AsyncConsumer:
-        """A consumer of an existing subscription. `name` is unique by default; the broker takes two consumers with the
-        same name for one. If this program is silent for `session_timeout_s` (1 to 3,600), because it is frozen or cut
+        """A consumer of an existing subscription. `name` is unique by default; the broker treats two consumers with the
+        same name as one. If this program is silent for `session_timeout_s` (1 to 3,600), because it is frozen or cut
         off, the messages that it holds are delivered to others."""
         return AsyncConsumer(self._connection, topic, subscription, name, session_timeout_s)
 
@@ -385,7 +386,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
     async def acknowledge_up_to(
         self, topic: str, subscription: str, positions: Mapping[str, str], txn: AsyncTransaction
     ) -> None:
-        """Acknowledge inside `txn`, in place of all consumers of the subscription, everything up to a position of each
+        """Acknowledge inside `txn`, on behalf of all consumers of the subscription, everything up to a position of each
         segment that readers could see.
 
         Raises `NotFound` if there is no such subscription, and `TransactionConflict`. Whatever is raised, `txn` must be
@@ -406,10 +407,11 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         revision: int | None = None,
         force: bool = False,
     ) -> SeekAnswer:
-        """Move a subscription, on all segments at once: everything before the new place is acknowledged, and everything
-        after it is delivered, again or for the first time. `to` is an end of the topic, a time with a time zone, or for
-        every segment the position of the first entry to be delivered. With `revision` instead, everything is delivered
-        that a snapshot at this revision of the store does not show, and nothing of a transaction that it shows.
+        """Move a subscription, on all segments at once: everything before the new position is acknowledged, and
+        everything after it is delivered, again or for the first time. `to` is an end of the topic, a time with a time
+        zone, or for every segment the position of the first entry to be delivered. With `revision` instead, everything
+        is delivered that a snapshot at this revision of the store does not show, and nothing of a transaction that it
+        shows.
 
         Messages that consumers have received before stay with them, but they can no longer acknowledge them inside a
         transaction. Raises `NotFound`, and `TransactionConflict` if open transactions have acknowledged messages; with
@@ -431,9 +433,9 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         """What `seek` would do now, by segment: how many messages it would deliver, how many of them again, and how
         many it would never deliver; and for which open transactions it would be refused. Nothing changes.
 
-        With a `revision`, all that is kept of the topic is looked through, for about `for_s`. If that was not enough,
-        the answer is not `complete` and has the least numbers, and the next call goes on counting. `progress` is told
-        how many messages would be delivered at least. Raises `NotFound`."""
+        With a `revision`, everything that the topic still keeps is looked through, for about `for_s`. If that was not
+        enough, the answer is not `complete` and its numbers are lower bounds, and the next call goes on counting.
+        `progress` is told how many messages would be delivered at least. Raises `NotFound`."""
         clock = asyncio.get_running_loop().time
         end_s = clock() + for_s
         while True:
@@ -455,9 +457,9 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """Publish the dead letters of a subscription to its topic again, each exactly once, however often this is
-        called: at most `limit` of them, and those that are begun within `for_s`. Returns how many; `progress` is told
-        how many have been published so far. Raises `InvalidArgument` if the subscription has no dead-letter topic, and
-        `AlreadyExists` while the same is done elsewhere."""
+        called: at most `limit` of them, and those that are begun within `for_s`. Returns how many there were;
+        `progress` is told how many have been published so far. Raises `InvalidArgument` if the subscription has no
+        dead-letter topic, and `AlreadyExists` while another call does the same."""
         to, dead = await self._dead_letters_of(topic, subscription)
         consumer = await self.subscribe(dead, reader_name(to), "exclusive", "earliest")
         async with consumer, self.producer(to.topic) as producer:
@@ -503,7 +505,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         Each keeps its key and properties, counts in `metatxn.retries` how often it was put off, and names in
         `metatxn.origin-…` where it came from. One that was put off `max_retries` times goes to `dead_letter_topic`
         instead, if there is one. Raises `InvalidArgument`, `NotFound` for a topic that does not exist, and as
-        `AsyncConsumer.acknowledge`; then nothing was put off.
+        `AsyncConsumer.acknowledge` does; then nothing was put off.
         """
         if after < timedelta(0):
             raise InvalidArgument(f"after: {after} is negative", field="after")
@@ -520,7 +522,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
             await put_off(messages, consumer, own, send, retry_topic, after, max_retries, dead_letter_topic)
 
     async def drop_subscription(self, topic: str, subscription: str) -> None:
-        """Drop a subscription with all of its state. Raises `NotFound`."""
+        """Drop a subscription and all of its state. Raises `NotFound`."""
         await self._connection.home_of(topic, Call("DELETE", subscription_path(topic, subscription)))
 
     def table_writer(
@@ -570,7 +572,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         A column never changes its type because of one message. A value of another type than its column raises
         `SchemaMismatch`, with the position of its entry and the column; or, as `on_error` says, it is `null`, or its
         message is left out (`skip`). Then a warning in the log counts them and names the first one. Without a schema
-        the first values decide about the type of a column.
+        the first values decide the type of a column.
         """
         if on_error not in get_args(OnError):
             raise InvalidArgument(f"on_error: is {on_error!r}, not one of raise, null, skip", field="on_error")

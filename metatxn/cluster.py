@@ -14,7 +14,7 @@ from metatxn.wire.coordinator import Cluster, Process
 from metatxn.wire.errors import MetatxnError, ServiceUnreachable
 
 BATCHES_SINCE = 2
-"""The first cluster version whose services know them."""
+"""The first cluster version whose services know binary batches."""
 
 Role = Literal["coordinator", "broker"]
 
@@ -48,7 +48,8 @@ class Directory:
         raise AssertionError("counting does not end")
 
     async def _ask_all(self) -> Cluster:
-        """Raises the error of the last service, or one that asking again would not change."""
+        """Ask one service after another. Raises the error of the last one, or one that asking again would not
+        change."""
         last: MetatxnError | None = None
         for url in list(self._known):
             try:
@@ -67,7 +68,7 @@ class Directory:
         return cluster
 
     def _remember(self, asked: str, cluster: Cluster) -> None:
-        """Ask the service that answered first the next time. The given URL stays among the known ones: it may be that
+        """Next time, ask the service that answered first. The given URL stays among the known ones: it may be that
         of a gateway, which no service lists."""
         self._version = max(self._version, cluster.version)
         self._urls = {"coordinator": self._shuffled(cluster.coordinators), "broker": self._shuffled(cluster.brokers)}
@@ -90,7 +91,7 @@ class Directory:
         )
 
     async def _read_together(self) -> None:
-        """Requests that come while the cluster is being read wait for that answer, so a thousand requests ask once."""
+        """Read the cluster. Requests that come meanwhile wait for the same answer, so a thousand requests ask once."""
         if self._reading is None:
             self._reading = asyncio.create_task(self.read(patient=False))
             self._reading.add_done_callback(self._read)
@@ -99,7 +100,7 @@ class Directory:
     def _read(self, reading: asyncio.Task[Cluster]) -> None:
         self._reading = None
         if not reading.cancelled():
-            reading.exception()  # the waiting requests get it; if all were cancelled, nobody needs it
+            reading.exception()  # the waiting requests get it; if all were cancelled, it is not needed
 
     async def knows_batches(self) -> bool:
         """Whether every service knows binary batches of messages. That may be out of date until the cluster is read
@@ -109,7 +110,7 @@ class Directory:
         return self._version >= BATCHES_SINCE
 
     def failed(self, role: Role, url: str) -> None:
-        """Use the next service from now on; after the last one the list is read again."""
+        """Use the next service from now on. After the last one the list is read again."""
         urls = self._urls.get(role, [])
         if url in urls:
             urls.remove(url)

@@ -26,7 +26,7 @@ AUDIT_PATH = "/admin/v2/audit-log"
 
 
 class ClusterRequests:
-    """A part of `AsyncClient`."""
+    """The part of `AsyncClient` for requests about the cluster."""
 
     _connection: Connection
 
@@ -59,7 +59,7 @@ class ClusterRequests:
 
     async def drain_broker(self, broker_id: str) -> BrokerInfo:
         """Begin to drain a broker: its segments go to the other brokers of its storage while everything is served.
-        With local files they stay, and new topics go to other brokers. `broker` tells how far it is. Raises
+        With local files they stay, and new topics go to other brokers. `broker` shows how far it is. Raises
         `NotFound`."""
         return await self._of_broker("POST", broker_id, "drain")
 
@@ -72,7 +72,7 @@ class ClusterRequests:
         return parsed(BrokerInfo, await self._connection.broker(call))
 
     async def access(self) -> AccessInfo:
-        """Who this client is for the services, by its token, and what it may do. Raises `Unauthenticated`."""
+        """Who this client is to the services, by its token, and what it may do. Raises `Unauthenticated`."""
         return parsed(AccessInfo, await self._connection.coordinator(Call("GET", path_of("access"))))
 
     def accepted_tokens(self, *, limit: int | None = None) -> Listing[AcceptedToken]:
@@ -82,13 +82,13 @@ class ClusterRequests:
         return Listing(connection, connection.coordinators, TOKENS_PATH, {"limit": limit}, AcceptedToken)
 
     def audit_log(self, url: str, *, limit: int | None = None) -> Listing[AuditEntry]:
-        """Who has changed what at one service, or tried to, the latest first. Requires the right `admin`. Raises
+        """Who changed what at one service, or tried to, latest first. Requires the right `admin`. Raises
         `NotFound` if the service was started without a file for its audit log, and `ServiceUnreachable`."""
         return Listing(self._connection, FixedEndpoint(url), AUDIT_PATH, {"limit": limit}, AuditEntry)
 
     async def quota(self, principal: str | None) -> QuotaInfo:
         """What a principal may use of the cluster in a second, where that comes from, and what it has used lately; None
-        stands for the default. Only administrators see those of others."""
+        stands for the default. Only administrators see the quotas of others."""
         return parsed(QuotaInfo, await self._connection.coordinator(Call("GET", _quota_path(principal))))
 
     async def set_quota(self, principal: str | None, /, **amounts: int | None) -> QuotaInfo:
@@ -98,7 +98,7 @@ class ClusterRequests:
         return parsed(QuotaInfo, await self._connection.coordinator(call))
 
     def quotas(self) -> Paged[QuotaInfo]:
-        """The quotas of all principals that have one of their own."""
+        """The quotas of all principals that have their own."""
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("quotas", "principals"), {}, QuotaInfo)
 
@@ -111,7 +111,7 @@ class ClusterRequests:
 
     def check_store(self, *, limit: int | None = None) -> Listing[CheckedRecords]:
         """Compare all records of the metadata store with each other, `limit` with each request, in the order of their
-        keys. An item tells of records whose keys have the same beginning how many were examined, how large they are,
+        keys. For records whose keys have the same beginning, an item says how many were examined, how large they are,
         and what is wrong with them; there may be several items for the same beginning. Requires the right `admin`."""
         connection = self._connection
         return Listing(connection, connection.coordinators, CHECK_PATH, {"limit": limit}, CheckedRecords)
@@ -123,9 +123,9 @@ class ClusterRequests:
 
     async def finalize_upgrade(self, *, accept_absent: bool = False) -> UpgradeStatus:
         """Raise the cluster version to that of the release which the coordinators run: processes of earlier releases
-        can no longer serve the cluster. With `accept_absent`, brokers that do not run may own segments.
+        can no longer serve the cluster. With `accept_absent`, brokers that are not running may own segments.
 
-        Raises `UpgradePending`, whose `members["obstacles"]` say what is to be done first, and `NotFound`.
+        Raises `UpgradePending`, whose `members["obstacles"]` say what has to be done first, and `NotFound`.
         """
         return await upgrades.finalize_upgrade(self._connection, accept_absent)
 

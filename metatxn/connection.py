@@ -29,9 +29,9 @@ from metatxn.wire.errors import (
 from metatxn.wire.frames import Entry, PayloadKind
 
 CLOSING_S = 5.0
-"""How long a client that is closed tries to abort its open transactions. After that their timeouts end them."""
+"""How long a client that is being closed tries to abort its open transactions. After that their timeouts end them."""
 MAX_OPEN = 10_000
-"""So many open transactions are remembered for that."""
+"""The most open transactions that are remembered for that."""
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
 """A broker that is not the owner may learn of a seal a little later than the client."""
@@ -42,8 +42,8 @@ that is too large or does not fit was so at the first attempt."""
 
 
 class Connection:
-    """For one event loop. `transport` is the network, and `randomness` is used for shuffles, jitter and names. A
-    simulation passes its own, and runs them on a loop with virtual time."""
+    """What one client shares, for one event loop. `transport` is the network, and `randomness` is used for shuffles,
+    jitter and names. A simulation passes its own, and runs them on a loop with virtual time."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Connection:
         self.request_timeout_s = request_timeout_s
         self.sending: dict[OrderedDelivery[Any], None] = {}
         self._open: dict[str, None] = {}
-        """The transactions that were begun and used here, and that nobody has tried to end here."""
+        """The transactions that were begun and used here, and that no call has tried to end here."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class Connection:
             del self._open[next(iter(self._open))]
 
     def ended(self, txn_id: str) -> None:
-        """It is not to be aborted by `abort_open`."""
+        """`abort_open` is not to abort this transaction."""
         self._open.pop(txn_id, None)
 
     async def abort_open(self) -> None:

@@ -27,7 +27,7 @@ MAX_MESSAGES = 1000
 WAIT_MS = 1000
 SESSION_TIMEOUT_S = 30.0
 SIGNS_OF_LIFE = 3
-"""How many a consumer shows in the time after which a broker treats it as gone if it is silent."""
+"""The signs of life that a consumer shows in the time after which a broker treats a silent one as gone."""
 MAX_IDS = 10_000
 ACKS_SETTLED_BY = (ExpiredTransaction, NotFound)
 """An aborted transaction acknowledges nothing, and a dropped subscription has nothing left to acknowledge."""
@@ -38,12 +38,12 @@ def subscription_path(topic: str, subscription: str, *more: str) -> str:
 
 
 SeekTarget = Literal["earliest", "latest"] | datetime | Mapping[str, str]
-"""Where a subscription is moved to: an end of the topic, a time with a time zone, or for every segment the position of
-the first entry to be delivered."""
+"""The place to which a subscription is moved: an end of the topic, a time with a time zone, or for every segment the
+position of the first entry to be delivered."""
 
 
 LONGEST_COUNT_S = 1.0
-"""Of one request for a preview."""
+"""The time for which one request for a preview counts."""
 
 
 def seek_call(
@@ -100,7 +100,7 @@ class AsyncConsumer:
         """The ids of messages that were fetched and neither acknowledged nor returned, in the order in which they
         came, and when they were asked for."""
         self._ack_timeout_s = 0.0
-        """That of the subscription, or infinite without one. Until the first answer it is not known."""
+        """The ack timeout of the subscription, or infinite without one. It is not known until the first answer."""
         self._alive = False
         self.closed = False
         self.others_hold = False
@@ -124,7 +124,7 @@ class AsyncConsumer:
         return found
 
     async def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Wait for the next message. Returns None if there was none within `timeout_s`; then `others_hold` tells
+        """Wait for the next message. Returns None if there was none within `timeout_s`; then `others_hold` says
         whether others have what is left.
 
         Raises `AlreadyExists` while another consumer has an exclusive subscription, and `NotFound` once the
@@ -242,7 +242,7 @@ class AsyncConsumer:
     async def acknowledge_cumulative(
         self, message: Message, txn: AsyncTransaction | None = None, writer: str | None = None
     ) -> None:
-        """Acknowledge this message and all before it in its segment, as `acknowledge` does.
+        """Acknowledge this message and all messages before it in its segment, as `acknowledge` does.
 
         Raises `InvalidArgument` on a shared or key_shared subscription, where other consumers may hold earlier
         messages.
@@ -272,9 +272,9 @@ class AsyncConsumer:
                 raise
 
     async def _let_go_of(self, segment: str) -> None:
-        """The segment was opened again, and its broker does not know to whom messages were delivered before. The
-        messages that were fetched and not yet returned to the caller may be of before, and would be refused like the
-        first one. Those of later the broker believes to be here, so it is asked to deliver all of them again."""
+        """The segment was opened again, and its broker does not know to which consumers messages were delivered
+        before. Messages that were fetched and not yet returned to the caller may date from before, and would be
+        refused like the first one. The broker believes the later ones to be here, so it is asked to redeliver all."""
         dropped: list[Message] = []
         for _ in range(len(self._received)):
             if (message := self.prefetched()) is None:
@@ -296,8 +296,8 @@ class AsyncConsumer:
             self._take_back(parsed(RedeliverAnswer, answer).withdrawn)
 
     def _take_back(self, withdrawn: Sequence[str]) -> None:
-        """These messages come again, behind an earlier one of their key. Those that the caller has not got yet wait for
-        that; the others it has, and they are not returned a second time."""
+        """These messages come again, after an earlier one of their key. Those that the caller has not received yet
+        wait for that; it already has the others, which are not returned a second time."""
         coming = set(withdrawn)
         for _ in range(len(self._received) if coming else 0):
             if (message := self.prefetched()) is None:
@@ -313,7 +313,7 @@ class AsyncConsumer:
         self, to: SeekTarget | None = None, *, revision: int | None = None, force: bool = False
     ) -> SeekAnswer:
         """Move the subscription, for all of its consumers, as `AsyncClient.seek` does. What was fetched here and not
-        returned to the caller yet is forgotten, and comes again if it is behind the new place."""
+        returned to the caller yet is forgotten, and comes again if it is after the new position."""
         call = seek_call(self.topic, self.subscription, to, revision, force=force)
         answer = await self._connection.home_of(self.topic, call)
         self._received.clear()

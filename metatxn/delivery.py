@@ -71,16 +71,16 @@ class Link(Protocol):
 
 
 class Held(Protocol):
-    """The topic, which a producer has for itself."""
+    """A topic that a producer has to itself."""
 
     epoch: int
     lost: MetatxnError | None
-    """Why it has it no more: nothing more is sent."""
+    """Why the producer has lost the topic: nothing more is sent."""
 
 
 class Item(Protocol):
     number: int
-    """In its lane, in the order in which the items were put into it. The lane sets it."""
+    """The place in its lane, in the order in which the items were put into it. The lane sets it."""
 
 
 T = TypeVar("T", bound=Item)
@@ -94,7 +94,7 @@ class Format(Protocol[T]):
     def size(self, item: T) -> int: ...
 
     def keys(self, items: Iterable[T]) -> set[Hashable]:
-        """Items of one key arrive in the order of `put`."""
+        """The keys of the items. Items of one key arrive in the order of `put`."""
 
     def split(self, item: T, layout: Layout) -> Iterable[tuple[str, T]]:
         """The item or its pieces, each with the segment it goes to. Called once for each item, and again for those that
@@ -199,7 +199,7 @@ class OrderedDelivery(Generic[T]):
         self._layout: Layout | None = None
         self._next_layout: Layout | None = None
         self._ended: set[str] = set()
-        """Segments that are sealed without successor, according to their owners; collected since nothing was last
+        """Segments that are sealed without a successor, according to their owners; collected since nothing was last
         pending."""
         self._lanes: dict[tuple[str, str | None], Lane[T]] = {}
         self._failures: dict[str | None, MetatxnError] = {}
@@ -209,7 +209,7 @@ class OrderedDelivery(Generic[T]):
         self._closed = False
 
     def put_at_once(self, item: T, txn_id: str | None) -> bool:
-        """Queue `item` as `put` does, if that needs not wait. Otherwise returns False."""
+        """Queue `item` as `put` does, if that does not have to wait. Otherwise return False."""
         if self._layout is None or self.pending_bytes >= self.max_pending_bytes or self._puts_left == 0:
             return False
         self._puts_left -= 1
@@ -219,7 +219,7 @@ class OrderedDelivery(Generic[T]):
         return True
 
     async def put(self, item: T, txn_id: str | None) -> None:
-        """Queue `item`; waits while too much is pending. Raises the errors of `open` and `check`."""
+        """Queue `item`, waiting while too much is pending. Raises the errors of `open` and `check`."""
         if self._layout is None or self.pending_bytes >= self.max_pending_bytes:
             await self.open()
             await self.space()
@@ -265,7 +265,7 @@ class OrderedDelivery(Generic[T]):
         self._route(item, txn_id)
 
     def is_settled(self, txn_id: str) -> bool:
-        """Whether a flush would return at once: nothing of `txn_id` is waiting or on its way, and nothing has
+        """Whether a flush would return at once: nothing of `txn_id` is waiting or under way, and nothing has
         failed."""
         return txn_id not in self._failures and all(lane.txn_id != txn_id for lane in self._lanes.values())
 
@@ -450,7 +450,7 @@ class OrderedDelivery(Generic[T]):
         return flight
 
     async def _post_next(self, lane: Lane[T]) -> None:
-        """Runs as a task of its own."""
+        """Post the next entry of a lane. Runs as a task of its own."""
         lane.starting = False
         if lane.items and not self._stranded(lane):
             flight = self._take(lane)

@@ -1,4 +1,4 @@
-"""Having a topic for oneself (DESIGN §5.23): claim it, keep it while the program lives, and give it back.
+"""Having a topic to oneself (DESIGN §5.23): claim it, keep it while the program lives, and give it back.
 
 A session is used for one claim. So a program that has lost the topic never gets it back by a request that arrives late,
 and what it sends later is refused by its epoch.
@@ -25,7 +25,7 @@ LOOK_AGAIN_S = 1.0
 
 
 class HeldTopic:
-    """What a producer has of its topic. `lost` is why it has it no more, as soon as that is known."""
+    """The hold that a producer has on its topic. `lost` is why it lost the topic, as soon as that is known."""
 
     def __init__(self, connection: Connection, topic: str, ttl_ms: int, info: ExclusiveProducerInfo) -> None:
         self.epoch = info.epoch
@@ -39,7 +39,7 @@ class HeldTopic:
     async def claim(
         cls, connection: Connection, topic: str, name: str | None, timeout_s: float, *, fence: bool, wait: bool
     ) -> HeldTopic:
-        """Raises `NotAllowed` if another program has the topic, `NotFound`, and `InvalidArgument`."""
+        """Claim the topic. Raises `NotAllowed` if another program has it, `NotFound`, and `InvalidArgument`."""
         if not 1 <= timeout_s <= MAX_SESSION_TIMEOUT_MS / 1000:
             raise InvalidArgument(
                 f"session_timeout_s: {timeout_s} is not between 1 and {MAX_SESSION_TIMEOUT_MS // 1000}",
@@ -60,7 +60,7 @@ class HeldTopic:
             return cls(connection, topic, body["ttl_ms"], info)
 
     async def prolong(self) -> None:
-        """Raises `MetatxnError` if that is not known to have happened, and the hold is not known to have ended."""
+        """Prolong the hold. Raises `MetatxnError` if neither that nor the end of the hold is certain."""
         body = {"epoch": self.epoch, "ttl_ms": self._ttl_ms}
         try:
             await self._connection.broker(post(f"{self._path}/keep-alive", body, settled_by=(NotAllowed,)))
@@ -68,7 +68,7 @@ class HeldTopic:
             self.lost = self.lost or ended
 
     async def release(self) -> None:
-        """Nothing is sent any more. If this does not reach a broker, the hold ends by its time."""
+        """Give the topic back, after the last send. If this does not reach a broker, the hold expires."""
         if self.lost is None:
             self.lost = InvalidArgument("the producer or table writer is closed", action="Open another one.")
             with contextlib.suppress(MetatxnError):
@@ -76,7 +76,7 @@ class HeldTopic:
 
 
 async def _keep(reference: weakref.ref[HeldTopic], pause_s: float) -> None:
-    """Prolong the hold until it is released or lost, or its producer no longer referenced."""
+    """Prolong the hold until it is released or lost, or its producer is no longer referenced."""
     while True:
         await asyncio.sleep(pause_s)
         hold = reference()

@@ -97,7 +97,7 @@ class SegmentFrames(Paged[Frame]):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The rows of one entry and, row by row, their keys. What does not fit is null, and one of `misfits`."""
+    """The rows of one entry and, row by row, their keys. A value that does not fit is null, and listed in `misfits`."""
 
     table: pa.Table
     keys: list[str | None]
@@ -169,7 +169,7 @@ class RawMessage:
 
 
 def raw_messages(frame: Frame) -> list[RawMessage] | None:
-    """The messages of an entry, or None if it is a table. Those of Kafka's clients have the times that these gave."""
+    """The messages of an entry, or None if it is a table. Those of Kafka's clients have the times that they gave."""
     if frame.kind is PayloadKind.ARROW:
         return None
     if frame.kind is PayloadKind.KAFKA:

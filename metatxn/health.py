@@ -43,14 +43,14 @@ class AskedService:
 
 
 def processes_of(cluster: Cluster | KnownServices) -> list[tuple[str, Process]]:
-    """What is announced, with its role."""
+    """The processes that are announced, each with its role."""
     coordinators: list[tuple[str, Process]] = [("coordinator", process) for process in cluster.coordinators]
     return coordinators + [("broker", process) for process in cluster.brokers]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAway:
-    """The metadata store answers no service: why, when it answered one of them last, and how long ago that was."""
+    """The metadata store answers no service: why, when it last answered one of them, and how long ago that was."""
 
     why: str
     answered_ms: int | None = None
@@ -74,7 +74,7 @@ def store_away(services: Iterable[AskedService]) -> StoreAway | None:
 
 
 def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem]:
-    """Of the services and of what they say together."""
+    """The problems of each service, and those that show only in what they say together."""
     away = store_away(services)
     if away is not None:
         yield HealthProblem("store", away.text, STORE_ACTION)
@@ -94,7 +94,7 @@ def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem
 
 
 def draining_problems(services: Iterable[AskedService]) -> Iterator[HealthProblem]:
-    """Of drains that cannot end. A broker that does not answer may take nothing, so it is as if it were not there."""
+    """The drains that cannot end. A broker that does not answer may take nothing, so it counts as absent."""
     answering = [each for each in services if each.name == "broker" and each.status is not None]
     if answering and all(each.status is not None and each.status.draining for each in answering):
         what = "every broker is being drained: none takes their segments or, with local files, new topics"
@@ -131,7 +131,7 @@ def _differences(statuses: Sequence[ServiceStatus]) -> Iterator[HealthProblem]:
 
 
 def topic_problems(topic: TopicInfo, brokers: Iterable[str]) -> Iterator[HealthProblem]:
-    """Its segments that none of the announced brokers serves, given by their URLs."""
+    """The segments of a topic that none of the announced brokers, given by their URLs, serves."""
     announced = {url.rstrip("/") for url in brokers}
     for segment in topic.segments:
         if segment.owner is None or segment.owner.rstrip("/") not in announced:

@@ -83,7 +83,7 @@ class FixedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, before it is known where it goes. `path` is already encoded (see `path_of`)."""
+    """One request, before its destination is known.  `path` is already encoded (see `path_of`)."""
 
     method: str
     path: str
@@ -96,11 +96,11 @@ class Call:
     settled_by: tuple[type[MetatxnError], ...] = ()
     """Refusals that also settle earlier attempts without an answer: none of them had an effect, nor will have one."""
     for_directory: bool = False
-    """Others wait for its answer to know where to go, so it does not wait for them."""
+    """Whether others wait for its answer to know where to go; then it does not wait for them."""
 
     @property
     def queue(self) -> str:
-        """The queue in which it waits for its turn. A request that is held back for a second must not delay a
+        """The queue in which the call waits for its turn. A request that is held back for a second must not delay a
         commit."""
         if self.for_directory:
             return "directory"
@@ -135,9 +135,9 @@ class _Attempts:
     last: MetatxnError | None = None
     """The error of the previous attempt."""
     elsewhere: bool = False
-    """The next attempt goes to a service that has not been asked yet."""
+    """Whether the next attempt goes to a service that has not been asked yet."""
     unreached_since: float | None = None
-    """When an address was tried first that was never reached, if nothing else was wrong since."""
+    """When an address that was never reached was first tried, if nothing else has been wrong since."""
 
     @property
     def left_s(self) -> float:
@@ -151,7 +151,7 @@ class _Attempts:
             self.unanswered = self.unanswered or error
 
     def is_hopeless(self, pause_s: float) -> bool:
-        """Whether the next attempt would begin too late to try an address again that was never reached."""
+        """Whether the next attempt would begin too late to retry an address that was never reached."""
         return self.unreached_since is not None and _now() + pause_s - self.unreached_since >= UNREACHED_S
 
     def outcome(self) -> MetatxnError:
@@ -206,8 +206,8 @@ class Http:
         await self._transport.close()
 
     async def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> Answer:
-        """A 2xx answer. Raises the `MetatxnError` of the last attempt once `request_timeout_s` is over; the time in
-        which this waits for its turn does not count. With `patient=False` there is only one attempt."""
+        """Return a 2xx answer. Raises the `MetatxnError` of the last attempt once `request_timeout_s` is over; the time
+        in which this waits for its turn does not count. With `patient=False` there is only one attempt."""
         attempts = _Attempts(endpoint, call, _now() + self.timeout_s + call.wait_s)
         turns = self._turns[call.queue]
         for number in itertools.count(1):
@@ -301,8 +301,8 @@ class Http:
         return answer
 
     def _time_for_an_answer_s(self, attempts: _Attempts) -> float:
-        """A request that can be repeated is given up half-way, so that a process that hangs leaves time to ask another
-        one."""
+        """How long to wait for an answer. A request that can be repeated is given up half-way, so that a process that
+        hangs leaves time to ask another one."""
         return self.timeout_s / 2 + attempts.call.wait_s if attempts.call.idempotent else attempts.left_s
 
 
@@ -318,7 +318,7 @@ def pause_s(attempt: int, randomness: random.Random) -> float:
 
 @functools.cache
 def _authorities(ca: str | None) -> ssl.SSLContext | None:
-    """Those to trust; None are the usual ones. Raises `InvalidArgument`."""
+    """The authorities to trust; None stands for the usual ones. Raises `InvalidArgument`."""
     if ca is None:
         return None
     try:

@@ -36,7 +36,7 @@ def encoded_message(
 
 def entry_in_json(batch: Entry) -> Entry:
     """The entry with the same messages in JSON instead of a binary batch. It is a retry of the other, and the reverse:
-    brokers know it by its sequence, its keys and their number."""
+    brokers recognize it by its sequence, its keys and their number."""
     keys, values, properties, times_ms = unpack_batch(batch.payload, batch.count)
     messages = map(encoded_message, values, keys, properties, ({"deliver_at_ms": each} for each in times_ms))
     return replace(batch, payload=b"[" + b",".join(messages) + b"]", kind=PayloadKind.MESSAGES)

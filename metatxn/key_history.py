@@ -1,7 +1,7 @@
-"""What the transactions of a key tell of its epochs: who held it when, and what was aborted by its successor.
+"""What the transactions of a key say about its epochs: who held it when, and what was aborted by its successor.
 
 No record lists the takeovers of a key. But each transaction names the epoch that it was begun in, and is remembered for
-a while after its end. So an epoch without one that is remembered is missing here, except for the current one.
+a while after its end. So an epoch without a remembered one is missing here, except for the current one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from metatxn.wire.coordinator import TransactionHeader, TransactionKeyInfo
 
 @dataclass(slots=True)
 class KeyEpoch:
-    """One epoch of a key. `first_ms` and `last_ms` are when the first and the last of its transactions began that are
-    remembered, of which there are `begun`. `fenced` are the ids of those that a later connection, or a later
-    transaction of the same one, has aborted; `open` is the id of the one that is open."""
+    """One epoch of a key. `first_ms` and `last_ms` are when the first and the last of its remembered transactions
+    began, of which there are `begun`. `fenced` are the ids of those that a later connection, or a later transaction of
+    the same connection, has aborted; `open` is the id of the one that is open."""
 
     epoch: int
     begun: int = 0
@@ -28,7 +28,7 @@ class KeyEpoch:
 
 
 def epochs_of(key: TransactionKeyInfo, transactions: Iterable[TransactionHeader]) -> list[KeyEpoch]:
-    """The latest epoch first, from transactions in any order."""
+    """The epochs of a key, latest first, from transactions in any order."""
     found = {key.epoch: KeyEpoch(key.epoch)}
     for txn in transactions:
         if txn.epoch is None or (txn.transaction_key, txn.owner) != (key.key, key.owner):

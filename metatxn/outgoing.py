@@ -14,10 +14,10 @@ from metatxn.wire.frames import NO_SEQUENCE, PayloadKind
 
 BATCH_MESSAGES = 1000
 RECORD_BYTES = 6
-"""What a message takes in an entry beside its content and its prefix, at most."""
+"""The most that a message takes in an entry besides its content and its prefix."""
 STICKY_MESSAGES = 100
-"""At least so many messages without a key go to one segment before the next segment's turn, so that they share entries;
-and those of a small transaction need one intent."""
+"""At least this many messages without a key go to one segment before the next segment's turn, so that they share
+entries; and those of a small transaction need only one intent."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Outgoing:
     content: bytes
     future: asyncio.Future[str] | concurrent.futures.Future[str]
     sequence: int = NO_SEQUENCE
-    """Its own, of a sequenced producer."""
+    """The message's own sequence, if the producer is sequenced."""
     number: int = 0
 
 

@@ -35,7 +35,7 @@ class Paged(ABC, Generic[T]):
 
 
 class Listing(Paged[M]):
-    """A list of a service, in pages as the conventions of docs/contract.md describe them."""
+    """A list of a service, in pages as the conventions in docs/contract.md describe them."""
 
     def __init__(
         self, connection: Connection, endpoint: Endpoint, path: str, params: Mapping[str, Any], item: type[M]
@@ -63,8 +63,8 @@ class Listing(Paged[M]):
         self._over = not self._next
 
     async def page_at(self, token: str | None) -> tuple[list[M], str | None]:
-        """One page for somebody who turns pages: the one that a token of an earlier page leads to, or the first, and
-        the token of the next one, or None at the end."""
+        """One page, for a caller that turns pages itself: the one that a token of an earlier page leads to, or the
+        first, and the token of the next one, or None at the end."""
         self._token, self._over = token, False
         items = await self.page()
         return items or [], self._next

@@ -54,13 +54,13 @@ class AsyncProducer:
         sequenced: bool = False,
         hold: HeldTopic | None = None,
     ) -> None:
-        """Raises `InvalidArgument`. A sequenced one has no `hold`."""
+        """Raises `InvalidArgument`. A sequenced producer has no `hold`."""
         self.topic = topic
         self.name = name
         self._sequenced = sequenced
         self._hold = hold
         self.last_sequence = NO_SEQUENCE
-        """Of what was sent, if this is sequenced."""
+        """The last sequence that was sent, if this is sequenced."""
         self.delivery: OrderedDelivery[Outgoing]
         if not sequenced:
             self.delivery = OrderedDelivery(connection, topic, MessageFormat(), batching, name=name, hold=hold)
@@ -121,7 +121,7 @@ class AsyncProducer:
 
     @property
     def epoch(self) -> int | None:
-        """Of an exclusive producer: a later one of the topic has a higher epoch."""
+        """The epoch of an exclusive producer: a later one of the topic has a higher epoch."""
         return self._hold.epoch if self._hold is not None else None
 
     async def __aenter__(self) -> Self:

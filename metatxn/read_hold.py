@@ -53,8 +53,8 @@ class AsyncReadHold:
         await self.release()
 
     async def prolong(self) -> None:
-        """Raises `MetatxnError` if that is not known to have happened, and the hold is not known to have ended. Until
-        it is released that happens by itself."""
+        """Prolong the hold. Raises `MetatxnError` if neither that nor the end of the hold is certain. Until
+        it is released, this happens by itself."""
         try:
             call = post(f"{self._path}/keep-alive", {"hold_ms": self._hold_ms}, settled_by=(NotFound,))
             await self._connection.broker(call)
@@ -63,7 +63,7 @@ class AsyncReadHold:
                 self.lost = self.lost or ended
 
     async def release(self) -> None:
-        """If this does not reach a broker, the hold ends by its time."""
+        """Release the hold. If this does not reach a broker, the hold expires."""
         if not self._released:
             self._released = True
             with contextlib.suppress(MetatxnError):

@@ -30,8 +30,8 @@ COMPACTION_WAIT_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message. `value` is what was sent: anything that JSON can hold, or bytes. `message_id` is opaque.
-    `redelivery_count` is the number of times a subscription delivered it before, and `deliver_at_ms` the time that its
-    producer has given for shared subscriptions."""
+    `redelivery_count` is the number of times that a subscription delivered it before, and `deliver_at_ms` the delivery
+    time that its producer has set for shared subscriptions."""
 
     topic: str
     message_id: str
@@ -58,7 +58,7 @@ def _new_message(
     txn_id: str | None,
     deliver_at_ms: int | None,
 ) -> Message:
-    """As the class makes one, in half the time: that of a frozen class is slow, and there may be a million."""
+    """A message, in half the time of the class's own `__init__`: a frozen class is slow, and there may be a million."""
     message = object.__new__(Message)
     _set_topic(message, topic)
     _set_id(message, message_id)
@@ -104,8 +104,8 @@ def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Mess
 
 
 def milliseconds(field: str, time: datetime) -> int:
-    """The time since 1970, or 0 before it. Raises `InvalidArgument` without a time zone: the time of which clock would
-    it be?"""
+    """The time since 1970, or 0 before it. Raises `InvalidArgument` for a time without a time zone, which is
+    ambiguous."""
     if time.tzinfo is None:
         raise InvalidArgument(
             f"{field}: {time} has no time zone", action="Use one like datetime.now(UTC).", field=field
@@ -114,7 +114,7 @@ def milliseconds(field: str, time: datetime) -> int:
 
 
 class MessagePage(NamedTuple):
-    """`more`: there are messages behind these."""
+    """A page of messages. With `more`, there are messages after these."""
 
     messages: list[Message]
     next: str
@@ -126,8 +126,8 @@ class AsyncReader(Paged[Message]):
     """A reader, made by `AsyncClient.reader`, for one task. Without `follow` the iteration ends where nothing more is
     readable, and may be resumed later; with `follow` it waits for more.
 
-    `token` is the place of the reader: after the last message returned once a page is finished. So a new reader started
-    there misses nothing, and may repeat the last page.
+    `token` is the position of the reader: after the last message returned once a page is finished. So a new reader
+    started there misses nothing, and may repeat the last page.
 
     A `compacted` reader begins with the latest value of each key, without keys that a null or empty value has deleted,
     and without messages that have no key; then it continues with new messages. The broker reads the whole topic before
@@ -188,7 +188,8 @@ class AsyncReader(Paged[Message]):
         self.token = self._next
 
     async def _read_ahead(self) -> MessagePage | None:
-        """The page that was requested ahead, if it is the next one and has messages: there may be some by now."""
+        """The page that was requested ahead, if it is the next one and has messages; otherwise there may be some
+        now."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != self.token:
             return None
@@ -211,8 +212,8 @@ class AsyncReader(Paged[Message]):
         self._connection.spawn(request())
 
     async def _read(self, after: str | None, wait_ms: int, *, start: str | None = None) -> MessagePage:
-        """Only JSON has pages of the compacted view, in which each entry has only some messages; and services of
-        release 0.2.0 have no others."""
+        """Read a page. Only the JSON form has pages of the compacted view, in which each entry has only some messages;
+        and it is the only form that services of release 0.2.0 have."""
         in_view = self._compacted and (after is None or BrowseToken.parse(after).ends is not None)
         in_json = in_view or not await self._connection.directory.knows_batches()
         params = {

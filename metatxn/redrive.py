@@ -1,8 +1,8 @@
 """Publishing the dead letters of a subscription to its topic again, each exactly once.
 
 Each transaction publishes some letters and acknowledges them on a subscription of the dead-letter topic, which always
-has the same name: so it remembers what was moved, and however often this is started, no letter is moved twice. The
-subscription is exclusive, so nobody does the same at the same time.
+has the same name: so it remembers what was moved, and however often this is run, no letter is moved twice. The
+subscription is exclusive, so no other program does the same at the same time.
 """
 
 from __future__ import annotations

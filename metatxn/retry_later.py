@@ -1,5 +1,5 @@
 """Putting off what a program cannot process yet: it is published to a retry topic, with a delivery time, and
-acknowledged where it was received, in one transaction. So it is there exactly once, and the messages behind it go on.
+acknowledged where it was received, in one transaction. So it exists exactly once, and does not hold up later messages.
 
 What has happened to a message goes with it as properties, so any program can take it up again.
 """
@@ -34,7 +34,7 @@ async def put_off(
     dead_letter_topic: str | None,
     clock: Callable[[], float] = time.time,
 ) -> None:
-    """As `AsyncClient.retry_later`, inside `txn`."""
+    """Put messages off as `AsyncClient.retry_later` does, inside `txn`."""
     held = list(messages)
     due = datetime.fromtimestamp(clock(), UTC) + after
     for message in held:
@@ -48,12 +48,12 @@ async def put_off(
 
 
 def retries_of(message: Message) -> int:
-    """How often it was put off already."""
+    """How often the message has been put off already."""
     told = message.properties.get(RETRIES, "")
     return int(told) if told.isdecimal() else 0
 
 
 def with_origin(message: Message, subscription: str) -> dict[str, str]:
-    """Its properties, and where it was received at first."""
+    """The properties of a message, and where it was first received."""
     origin = {"topic": message.topic, "subscription": subscription, "message-id": message.message_id}
     return {f"{ORIGIN}{name}": text for name, text in origin.items()} | message.properties

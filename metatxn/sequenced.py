@@ -7,8 +7,8 @@ message, and is appended only behind what the producer is known to have appended
                                              ▲                                  │
                                              └── without what is there already ◀┴── refused: other entries are there
 
-A message is there already if its sequence is at most that of an entry that tells of its hash, because nothing is sent
-behind a message that was left out: after the first failure the producer takes nothing more.
+A message is there already if its sequence is at most that of an entry that covers its hash, because nothing is sent
+after a message that was left out: after the first failure the producer takes nothing more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SequencedFormat(MessageFormat):
 
 @dataclass(slots=True)
 class _Known:
-    """What a segment has told of the entries of this producer, its own and those of the segments from which it took
+    """What a segment has said about the entries of this producer, its own and those of the segments from which it took
     over: by number of the segment and hash range their sequences and positions, in order."""
 
     behind: Behind = field(default_factory=Behind)
@@ -65,7 +65,7 @@ class _Known:
         return known
 
     def position_of(self, sequence: int, hash_value: int) -> str | None:
-        """That of the entry with a message, if it is there; or of the first later one that is remembered.
+        """The position of the entry with a message, if it is there; or of the first later one that is remembered.
 
         A child may have a lower sequence than what it took over for a part of its hashes: there its entry has nothing
         of this part. So the first entry counts, and the segments that have told of a hash follow each other."""
@@ -78,7 +78,7 @@ class _Known:
 
 
 class SequencedDelivery(OrderedDelivery[Outgoing]):
-    """All of it is outside transactions."""
+    """The delivery of a sequenced producer, all of it outside transactions."""
 
     def __init__(self, link: Link, topic: str, name: str, batching: Batching) -> None:
         form = SequencedFormat(name)
@@ -86,7 +86,7 @@ class SequencedDelivery(OrderedDelivery[Outgoing]):
         self._producer = name
         self._hashed = form.hashed
         self._known: dict[str, _Known] = {}
-        """By segment."""
+        """What is known, by segment."""
         self._put_last = NO_SEQUENCE
 
     def _add(self, item: Outgoing, txn_id: str | None) -> None:
@@ -129,7 +129,7 @@ class SequencedDelivery(OrderedDelivery[Outgoing]):
         return outcome
 
     def _leave_out(self, lane: Lane[Outgoing]) -> None:
-        """The messages that are there already are done."""
+        """Leave out the messages that are there already: they are done."""
         known = self._known.get(lane.segment)
         if known is None or not known.told:
             return

@@ -92,7 +92,7 @@ class ArrowFormat:
         return body.to_pybytes(), sum(batch.num_rows for batch in batches)
 
     def done(self, items: list[Rows], outcome: str | MetatxnError) -> None:
-        """The delivery keeps failures, and `close` raises them."""
+        """Nothing to do: the delivery keeps failures, and `close` raises them."""
 
 
 def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

@@ -29,7 +29,7 @@ _METADATA_FIELDS: list[pa.Field[Any]] = [
 METADATA_SCHEMA = pa.schema(_METADATA_FIELDS)
 """The columns that `include_metadata` adds, before those of the topic."""
 OnError = Literal["raise", "null", "skip"]
-"""What becomes of a message with a value that does not fit its column."""
+"""What happens to a message with a value that does not fit its column."""
 _Entry = tuple[str, Frame]
 """An entry with its segment."""
 _Rows = tuple[pa.Table, list[Misfit]]
@@ -46,8 +46,8 @@ async def read_topics(
     include_metadata: bool,
     on_error: OnError,
 ) -> dict[str, pa.Table]:
-    """With `snapshot`, the revision is read first, then the layouts, then the data. A segment that is created later
-    holds nothing that was decided at that revision."""
+    """Read topics. With `snapshot`, the revision is read first, then the layouts, then the data. A segment created
+    later holds nothing that was decided at that revision."""
     if isolation == "snapshot" and revision is None:
         revision = (await connection.directory.read()).revision
     places = asyncio.Semaphore(PARALLEL_READS)
@@ -76,7 +76,7 @@ async def read_topics(
 
 
 async def _columns_given_meanwhile(connection: Connection, topic: str) -> pa.Schema:
-    """A topic without a schema gets the schema of the first table written to it, before that table is accepted."""
+    """The columns now: a topic without a schema gets those of the first table written to it, before it is accepted."""
     schema = (await connection.topics.refresh(topic)).schema
     if schema is None:
         raise NotFound(f"topic {topic} was deleted and created again while it was read", topic=topic)

@@ -18,7 +18,7 @@ MOST_OPERATIONS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """Something that has happened, or will at a time `at_ms` to come. The records do not tell when an operation was
+    """Something that has happened, or will at a time `at_ms` to come. The records do not say when an operation was
     done; a broker that still remembers it does."""
 
     event: str
@@ -40,8 +40,8 @@ def timeline(
     records: Sequence[StoredRecord] = (),
 ) -> list[TimelineEvent]:
     """`operations` are the records that no broker has cleaned up yet; there are others if `more`. Those of a decided
-    transaction are on segments that have not materialized the decision yet, or not cleaned up behind it. `work` is what
-    the brokers remember, and `records` are those beside the header."""
+    transaction are on segments that have not materialized the decision yet, or not cleaned up after it. `work` is what
+    the brokers remember, and `records` are those besides the header."""
     return list(_events(header, operations, more, {each.segment: each for each in work}, records))
 
 
@@ -76,7 +76,7 @@ def _events(
 
 
 def _why(header: TransactionHeader) -> str | None:
-    """By whom it was decided, and the reason."""
+    """Who decided it, and the reason."""
     who = header.expired_by or header.ended_by
     by = f"by {who}" if who else None
     return ": ".join(part for part in (by, header.reason) if part) or None
@@ -118,7 +118,7 @@ def _kept_alive(told: Mapping[str, Any]) -> Iterator[TimelineEvent]:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Of a record, whatever somebody may have written in its place."""
+    """The members of a record, whatever may have been written in its place."""
     return value if isinstance(value, dict) else {}
 
 
@@ -132,7 +132,7 @@ def _remembered(work: Mapping[str, WorkOnSegment]) -> Iterator[TimelineEvent]:
 
 
 def _effects(header: TransactionHeader, work: Mapping[str, WorkOnSegment]) -> Iterator[TimelineEvent]:
-    """Where and when readers and subscriptions have noticed the decision."""
+    """Where and when the decision took effect for readers and subscriptions."""
     committed = header.state == "COMMITTED"
     found: list[tuple[int, str, str, str]] = []
     for done in work.values():
@@ -147,7 +147,7 @@ def _effects(header: TransactionHeader, work: Mapping[str, WorkOnSegment]) -> It
 
 
 def written(done: WorkOnSegment | None) -> str | None:
-    """How much it has written."""
+    """How much the transaction has written."""
     if done is None or not done.entries:
         return None
     entries = "1 entry" if done.entries == 1 else f"{done.entries:,} entries"

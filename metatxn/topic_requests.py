@@ -41,7 +41,7 @@ from metatxn.wire.schemas import SchemaCheck, SchemaInfo
 
 
 class TopicRequests:
-    """A part of `AsyncClient`."""
+    """The part of `AsyncClient` for requests about topics."""
 
     _connection: Connection
 
@@ -60,7 +60,7 @@ class TopicRequests:
         """
         columns = wire_schema(schema) if schema is not None else None
         body = {"name": name, "segments": segments, "schema": columns}
-        if format is not None:  # a broker before 0.3 knows nothing of it
+        if format is not None:  # a broker before 0.3 does not know it
             body["format"] = format
         # `AlreadyExists` does not say that an unanswered attempt was refused: that attempt may have created it.
         call = post(path_of("topics"), body, settled_by=(AlreadyExists,) if exist_ok else ())
@@ -95,7 +95,7 @@ class TopicRequests:
         connection.topics.forget(name)
 
     async def topic_policy(self, name: str) -> PolicyInfo:
-        """The policy of a topic: what was set on it, and what counts. Raises `NotFound`."""
+        """The policy of a topic: what was set on it, and what applies. Raises `NotFound`."""
         return await self._policy(path_of("topics", name, "policy"))
 
     async def set_topic_policy(self, /, name: str, **settings: int | str | None) -> PolicyInfo:
@@ -103,7 +103,7 @@ class TopicRequests:
         return await self._set_policy(path_of("topics", name), settings)
 
     async def namespace_policy(self, namespace: str) -> PolicyInfo:
-        """The policy of a namespace `tenant/name`, which counts where those of its topics say nothing."""
+        """The policy of a namespace `tenant/name`, which applies where those of its topics say nothing."""
         return await self._policy(path_of("policies", "namespaces", *_namespace_parts(namespace)))
 
     async def set_namespace_policy(self, /, namespace: str, **settings: int | str | None) -> PolicyInfo:
@@ -111,7 +111,7 @@ class TopicRequests:
         return await self._set_policy(path_of("policies", "namespaces", *_namespace_parts(namespace)), settings)
 
     async def cluster_policy(self) -> PolicyInfo:
-        """The policy of the cluster, which counts where those of topics and namespaces say nothing."""
+        """The policy of the cluster, which applies where those of topics and namespaces say nothing."""
         return await self._policy(path_of("policies", "cluster"))
 
     async def set_cluster_policy(self, /, **settings: int | str | None) -> PolicyInfo:
@@ -137,7 +137,7 @@ class TopicRequests:
         return await AsyncReadHold.take(self._connection, topic, seconds, revision)
 
     async def read_holds(self, topic: str) -> list[ReadHoldInfo]:
-        """Who holds the topic at which revision."""
+        """The holds on a topic: who holds it, and at which revision."""
         call = Call("GET", path_of("topics", topic, "read-holds"))
         return parsed(ReadHoldPage, await self._connection.broker(call)).items
 
@@ -160,7 +160,7 @@ class TopicRequests:
         self, name: str, schema: pa.Schema | TopicSchema, expected_version: int | None = None
     ) -> SchemaInfo:
         """Make these columns the next version of the topic's schema, unless it has them already. Raises `NotFound`, and
-        `SchemaMismatch` if the policy does not allow that they follow the earlier versions, or if the topic does not
+        `SchemaMismatch` if the policy does not allow them after the earlier versions, or if the topic does not
         have `expected_version` any more."""
         body = {"schema": wire_schema(schema), "expected_version": expected_version}
         call = Call("PUT", path_of("topics", name, "schema"), content=json_body(body))
@@ -169,7 +169,7 @@ class TopicRequests:
         return found
 
     async def segment(self, segment_id: str, max_open: int | None = None) -> SegmentDetail:
-        """A segment as its owner sees it. With `max_open` at most so many of its open transactions are named: those
+        """A segment as its owner sees it. With `max_open` at most this many of its open transactions are named: those
         that hold readers back at the lowest positions. Raises `NotFound`."""
         call = Call("GET", path_of("segments", segment_id), {"max_open": max_open})
         return parsed(SegmentDetail, await self._connection.owner_of(segment_id, call))
@@ -190,7 +190,7 @@ class TopicRequests:
         return await self._change_layout(segment_id, "merge", {"with": other_id})
 
     async def seal_segment(self, segment_id: str) -> list[str]:
-        """Seal a segment without successor: it accepts no more messages. Returns its children if it already has
+        """Seal a segment without a successor: it accepts no more messages. Returns its children if it already has
         some."""
         return await self._change_layout(segment_id, "seal", {})
 
@@ -201,8 +201,8 @@ class TopicRequests:
 
     async def delete_segment(self, segment_id: str) -> None:
         """Drop what is left in a sealed segment that has children, and remove it from its topic. Readers and consumers
-        go on in its children. Raises `SegmentInUse`, which names what still needs it; that it is already removed is no
-        error."""
+        go on in its children. Raises `SegmentInUse`, which names what still needs it; a segment that is already removed
+        is not an error."""
         await self._connection.owner_of(segment_id, Call("DELETE", path_of("segments", segment_id)))
 
     async def horizons(
@@ -213,7 +213,7 @@ class TopicRequests:
     ) -> HorizonsAnswer:
         """How far these segments can be read, as the owner of the first one sees it. For a segment that this owner does
         not serve, the answer names the broker that does. With `wait_ms` the answer is held back until one of the
-        segments has something after its place."""
+        segments has something after its position."""
         first = next(iter(segments))
         wanted = {segment: place.model_dump(exclude_none=True) for segment, place in segments.items()}
         body = {"segments": wanted, "isolation": isolation, "wait_ms": wait_ms}

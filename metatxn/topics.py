@@ -20,10 +20,10 @@ from metatxn.wire.errors import NotFound, SchemaMismatch
 class Layout:
     """The segments of one topic at some moment. Immutable.
 
-    Keys go to the `leaves`: active segments, and sealed ones of which no child is here. Such a child either does not
+    Keys go to the `leaves`: active segments, and sealed ones without a child here. Such a child either does not
     exist yet, while two segments are merged and only one of them is sealed, or it was created while the layout was
-    read. The segment's owner knows: it answers that it takes a moment, or names the children. So every key has a
-    segment at any time, except keys of segments that were sealed without successor. Only their owners know which ones
+    read. The segment's owner knows: it answers that this takes a moment, or names the children. So every key has a
+    segment at any time, except keys of segments that were sealed without a successor. Only their owners know which ones
     these are, and `without` them their keys have no segment.
     """
 

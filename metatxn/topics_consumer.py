@@ -17,9 +17,9 @@ from metatxn.transaction import AsyncTransaction
 from metatxn.wire.errors import InvalidArgument, MetatxnError, NotFound
 
 LOOK_EVERY_S = 60.0
-"""How often topics are looked for that match a pattern by now."""
+"""The time between two searches for new topics that match a pattern."""
 ASK_S = 1.0
-"""How long each topic is asked at once."""
+"""How long each topic is asked at a time."""
 
 
 class AsyncTopicsConsumer:
@@ -35,8 +35,8 @@ class AsyncTopicsConsumer:
         subscribe: Callable[[str, bool], Awaitable[AsyncConsumer]],
         look_every_s: float,
     ) -> None:
-        """`look` tells the topics. `subscribe` makes a consumer of one; its second argument tells whether the topic was
-        found later than the others."""
+        """`look` returns the topics. `subscribe` makes a consumer of one; its second argument says whether the topic
+        was found later than the others."""
         self.subscription = subscription
         self.closed = False
         self._look_for_topics = look
@@ -44,16 +44,16 @@ class AsyncTopicsConsumer:
         self._look_every_s = look_every_s
         self._look_at_s = -math.inf
         self._consumers: dict[str, AsyncConsumer] = {}
-        """By topic. The next one whose turn it is is the first."""
+        """The consumers by topic. The one whose turn is next comes first."""
         self._asked: dict[str, asyncio.Task[Message | None]] = {}
-        """Requests of these that are under way, or whose message was not taken yet."""
+        """The requests of these that are under way, or whose message has not been taken yet."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topics}, {self.subscription!r})"
 
     @property
     def topics(self) -> list[str]:
-        """Those that are consumed now."""
+        """The topics that are consumed now."""
         return sorted(self._consumers)
 
     @property
@@ -64,7 +64,7 @@ class AsyncTopicsConsumer:
     # -- topics ------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Look for topics now. That also happens while messages are received. Raises the errors of the listing, and of
+        """Look for topics now. This also happens while messages are received. Raises the errors of the listing, and of
         subscribing."""
         first = self._look_at_s == -math.inf
         for topic in await self._look_for_topics():
@@ -77,7 +77,7 @@ class AsyncTopicsConsumer:
     async def receive(self, timeout_s: float | None = None) -> Message | None:
         """Wait for the next message of any topic. Returns None if there was none within `timeout_s`.
 
-        Raises as `AsyncConsumer.receive`; but a topic that was found by a pattern and is deleted is left out.
+        Raises as `AsyncConsumer.receive` does, but a topic that was found by a pattern and is deleted is left out.
         """
         now = asyncio.get_running_loop().time
         deadline = math.inf if timeout_s is None else now() + timeout_s
@@ -119,7 +119,7 @@ class AsyncTopicsConsumer:
                 yield message
 
     def _ask(self, wait_s: float) -> list[asyncio.Task[Message | None]]:
-        """Ask every topic that is not asked yet and of which nothing more has been fetched."""
+        """Ask every topic that has not been asked yet and has nothing more prefetched."""
         asked = []
         for topic, consumer in self._consumers.items():
             if topic not in self._asked and not consumer.has_prefetched:
@@ -174,7 +174,7 @@ class AsyncTopicsConsumer:
             await consumer.negative_acknowledge(messages)
 
     def _by_topic(self, message: Message | Sequence[Message]) -> list[tuple[AsyncConsumer, list[Message]]]:
-        """Raises `InvalidArgument` for a message of a topic that is not consumed."""
+        """The messages with their consumers. Raises `InvalidArgument` for a message of a topic that is not consumed."""
         found: dict[str, list[Message]] = {}
         for each in [message] if isinstance(message, Message) else message:
             found.setdefault(each.topic, []).append(each)

@@ -67,7 +67,7 @@ class AsyncTransaction:
         self._used: set[str] = set()
         """The writers that have written or acknowledged through this object."""
         self._acknowledged: dict[tuple[str, str, str], int] = {}
-        """By topic, subscription and message, which delivery of the message was acknowledged through this object."""
+        """Which delivery of a message was acknowledged through this object, by topic, subscription and message."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._id!r}, {self._header.state if self._header else 'not read yet'})"
@@ -98,12 +98,13 @@ class AsyncTransaction:
         return self._keep(await self._post("keep-alive", {"timeout_ms": timeout_ms}))
 
     async def prepare(self, timeout_ms: int | None = None) -> TransactionHeader:
-        """The first phase of an external two-phase commit: from now on only a commit or an abort is accepted. It is
-        aborted `timeout_ms` from now (default: a day). Flush what was sent inside before: it is refused afterwards.
+        """The first phase of an external two-phase commit: from now on only a commit or an abort is accepted. The
+        transaction is aborted `timeout_ms` from now (default: a day). Flush what was sent inside it first: it is
+        refused afterwards.
 
         Raises `ExpiredTransaction` and `InvalidTransactionState`.
         """
-        self._connection.ended(self._id)  # who prepares it decides it, perhaps from elsewhere
+        self._connection.ended(self._id)  # the process that prepares it decides it, perhaps from elsewhere
         return self._keep(await self._post("prepare", {"prepared_timeout_ms": timeout_ms}))
 
     async def remember_writers(self, writers: list[str]) -> TransactionHeader:
@@ -123,7 +124,7 @@ class AsyncTransaction:
         Raises the failure of a send, after aborting. Raises `ExpiredTransaction` or `InvalidTransactionState` if the
         transaction is aborted, or if it is committed with other writers than `writers` or, without a list, not with all
         that were remembered here (if none were, with all that wrote here); and `OutcomeUnknown` if no service could
-        tell. Any other error says that it was not committed.
+        tell. Any other error means that it was not committed.
         """
         if self._header and self._header.already_committed:
             return self._header
@@ -184,7 +185,7 @@ class AsyncTransaction:
 
     def acknowledges(self, topic: str, subscription: str, message_id: str, delivery: int) -> None:
         """This delivery of a message is about to be acknowledged inside the transaction. Raises `TransactionConflict`
-        if another one was: the broker takes the second acknowledgement for the first one, sent again, but the program
+        if another one was: the broker takes the second acknowledgement for a retry of the first one, but the program
         has done its work twice."""
         if self._acknowledged.setdefault((topic, subscription, message_id), delivery) != delivery:
             raise TransactionConflict(
@@ -291,7 +292,7 @@ class AsyncTransaction:
 
     async def _abort_after(self, failure: BaseException) -> None:
         """The caller gets the failure. If the abort fails too, the timeout will abort the transaction; until then
-        nobody may commit what is incomplete."""
+        no one may commit what is incomplete."""
         self.failed(failure)
         try:
             await self.abort(reason=f"{type(failure).__name__}: {failure}"[:1024])

@@ -37,7 +37,7 @@ HANGING_PATH = "/admin/v2/transactions/hanging"
 
 
 class TransactionRequests:
-    """A part of `AsyncClient`."""
+    """The part of `AsyncClient` for requests about transactions."""
 
     def __init__(self, connection: Connection, ahead: BegunAhead) -> None:
         self._connection = connection
@@ -114,7 +114,7 @@ class TransactionRequests:
         limit: int | None = None,
     ) -> Listing[TransactionHeader]:
         """The headers of the transactions that match the filters. `older_than_ms` and `younger_than_ms` are ages;
-        `text` is looked for in ids, keys, owners, reasons and properties; `limit` is the size of a page, not of the
+        `text` is searched for in ids, keys, owners, reasons and properties; `limit` is the size of a page, not of the
         result. With `newest_first`, which excludes `segment`, the latest begin
         comes first, or with `state` the latest deadline of open ones and the latest decision of others."""
         params = {
@@ -133,7 +133,7 @@ class TransactionRequests:
 
     def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Listing[HangingTransaction]:
         """Transactions that have been open for longer than `max_age_ms` (default: a minute), and where each of them
-        holds readers back, the oldest first. They are read in pages of `limit`.
+        holds readers back, oldest first. They are read in pages of `limit`.
         """
         connection = self._connection
         params = {"max_age_ms": max_age_ms, "limit": limit}
@@ -146,7 +146,7 @@ class TransactionRequests:
 
     async def transaction_work(self, txn_id: str) -> list[WorkOnSegment]:
         """What the brokers remember of what a transaction has written and acknowledged, and since when readers see it.
-        What those know that do not answer is missing. Raises `TransactionNotFound`."""
+        Brokers that do not answer are left out. Raises `TransactionNotFound`."""
         brokers = (await self._connection.directory.read(patient=True)).brokers
         told = await asyncio.gather(*(self._work_at(broker.url, txn_id) for broker in brokers), return_exceptions=True)
         found: list[WorkOnSegment] = []
@@ -164,7 +164,7 @@ class TransactionRequests:
         return parsed(TransactionWork, answer).segments
 
     def transaction_records(self, txn_id: str) -> Listing[StoredRecord]:
-        """The records of a transaction as they stand in the metadata store. Raises `TransactionNotFound`."""
+        """The records of a transaction as they are in the metadata store. Raises `TransactionNotFound`."""
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("txns", txn_id, "records"), {}, StoredRecord)
 
@@ -189,7 +189,7 @@ class TransactionRequests:
         return parsed(TransactionKeyInfo, await self._connection.coordinator(call))
 
     async def fence_key(self, key: str, epoch: int, owner: str | None = None) -> ConnectAnswer:
-        """End the connection of a transaction key that has this epoch, whoever owns it: its open transaction is
+        """End the connection of a transaction key that has this epoch, no matter who owns it: its open transaction is
         aborted, unless it is prepared, and its holder gets `NotAllowed` from now on. Only administrators may. Raises
         `NotFound`, and `NotAllowed` if the key has another epoch."""
         path = KEYS_PATH + path_of(key, "fence").removeprefix("/v1")

@@ -24,7 +24,8 @@ async def finalize_upgrade(connection: Connection, accept_absent: bool) -> Upgra
 async def _of_the_first_that_knows(
     connection: Connection, method: str, path: str, body: dict[str, Any] | None = None
 ) -> UpgradeStatus:
-    """During an upgrade there may be coordinators of release 0.2.0, which have no such path."""
+    """Ask coordinators until one knows it: during an upgrade there may be some of release 0.2.0, without such a
+    path."""
     content = json_body(body) if body is not None else None
     for coordinator in (await connection.directory.read()).coordinators:
         endpoint = FixedEndpoint(coordinator.url.rstrip("/"))

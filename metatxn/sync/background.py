@@ -79,8 +79,8 @@ class Background:
             raise
 
     def call_soon(self, callback: Callable[[], object]) -> asyncio.AbstractEventLoop:
-        """Call it on the loop, which is returned. Raises `InvalidArgument` if there is no loop any more."""
-        self._check_loop()  # without the lock, which nobody gives back if another thread had it at a fork
+        """Call `callback` on the loop, which is returned. Raises `InvalidArgument` if there is no longer a loop."""
+        self._check_loop()  # without the lock, which is never given back if another thread had it at a fork
         # Under the lock, so that a call before a `close` also comes before it on the loop, and is not lost.
         with self._lock:
             self._check_loop()
@@ -128,7 +128,7 @@ def _run(serving: Coroutine[Any, Any, None]) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The loop of uvloop if that is installed, which the extra `server` includes."""
+    """The loop of uvloop if that is installed; the extra `server` includes it."""
     try:
         import uvloop
     except ImportError:
@@ -147,8 +147,8 @@ async def _serve(
 
 
 def _awaited(outcome: concurrent.futures.Future[R]) -> R:
-    """The result. A signal that arrives just before this thread begins to sleep does not wake it, so it checks again
-    from time to time."""
+    """Wait for the result. A signal that arrives just before this thread begins to sleep does not wake it, so it checks
+    again from time to time."""
     while True:
         try:
             return outcome.result(LOOKS_AGAIN_S)
@@ -207,7 +207,8 @@ def _present(method: types.FunctionType, name: str, module: str) -> None:
 
 
 def _blocking_words(text: str) -> str:
-    """Here `AsyncConsumer` is `Consumer`, `async with` is `with`, and a result that comes in pages is an iterator."""
+    """The text for blocking classes: `AsyncConsumer` is `Consumer`, `async with` is `with`, a paged result an
+    iterator."""
     return re.sub(r"\bAsync(?=[A-Z])|\basync (?=with\b|for\b)", "", text).replace("Paged[", "Iterator[")
 
 
@@ -224,7 +225,7 @@ def blocking(
 def making(
     method: Callable[Concatenate[C, P], R], kind: Callable[[R, Background], F]
 ) -> Callable[Concatenate[Facade[C], P], F]:
-    """`method` makes an object at once, whose facade is a `kind`."""
+    """A blocking method for one that makes an object at once, whose facade is a `kind`."""
 
     @functools.wraps(method)
     def call(self: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> F:

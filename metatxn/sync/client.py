@@ -33,7 +33,7 @@ _OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """What was sent must not be lost because nobody waited for it."""
+    """Close all clients: what was sent must not be lost because no one waited for it."""
     with contextlib.ExitStack() as stack:
         for client in list(_OPEN):
             stack.callback(client.close)

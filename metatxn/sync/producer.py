@@ -43,7 +43,7 @@ class Producer(Facade[AsyncProducer]):
 
     @property
     def epoch(self) -> int | None:
-        """Of an exclusive producer: a later one of the topic has a higher epoch."""
+        """The epoch of an exclusive producer: a later one of the topic has a higher epoch."""
         return self._core.epoch
 
     def send(
@@ -98,7 +98,7 @@ class Producer(Facade[AsyncProducer]):
             self._bytes += len(outgoing.content)
 
     def _take_over(self) -> None:
-        """Runs on the loop."""
+        """Take over the collected messages. Runs on the loop."""
         with self._lock:
             taken, self._laid_down = self._laid_down, deque()
             self._bytes = 0

@@ -18,7 +18,7 @@ class Reader(Facade[AsyncReader]):
 
     @property
     def token(self) -> str | None:
-        """The place of the reader: a new reader started there misses nothing, and may repeat the last page."""
+        """The position of the reader: a new reader started there misses nothing, and may repeat the last page."""
         return self._core.token
 
     def __iter__(self) -> Iterator[Message]:
