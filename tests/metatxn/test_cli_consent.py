@@ -84,7 +84,7 @@ def test_a_trial_changes_nothing(cli: Callable[..., Done], client: metatxn.Clien
     txn = client.begin(key=key, epoch=client.connect_key(key).epoch)
     said = {
         ("topic", "delete", topic): "1 segment with 1 entry",
-        ("topic", "seal", segment): f"seal {segment} for ever",
+        ("topic", "seal", segment): f"seal {segment} forever",
         ("topic", "trim", segment, "--before", "1:1"): "but not including, 1:1",
         ("segment", "delete", segment): "which is active",
         (
