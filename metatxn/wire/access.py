@@ -38,8 +38,8 @@ def grants_below(patterns: Mapping[str, Collection[Right]], right: Right, prefix
 
 
 def end_of_token(token: str | None) -> float | None:
-    """When a signed token (JWT) ends by its own words, in seconds since 1970; None for a token of another kind. Its
-    signature is not looked at."""
+    """When a signed token (JWT) says that it expires, in seconds since 1970; None for a token of another kind. Its
+    signature is not checked."""
     parts = token.split(".") if token else []
     if len(parts) != 3:
         return None
@@ -54,7 +54,7 @@ def end_of_token(token: str | None) -> float | None:
 class AcceptedToken(BaseModel):
     """What a service accepts as a token. A `listed` one is an entry of the token file, with its `id`, its principal and
     its rights. A `signed` one has these in its claims: the principal in `sub`, and `admin` and `topics` in `metatxn`;
-    what is told of it is the algorithm of a key, and the audience that it must name."""
+    what is shown of it is the algorithm of a key, and the audience that it must name."""
 
     kind: Literal["listed", "signed"]
     id: str | None = None
@@ -85,7 +85,7 @@ class AcceptedTokenPage(BaseModel):
 
 
 class AccessInfo(BaseModel):
-    """The rights of the caller. `topics` has by pattern the rights on the topics whose full name matches it. With
+    """The rights of the caller. `topics` has, by pattern, the rights on the topics whose full name matches it. With
     `admin` the caller may do everything. `principal` is null if the service does not authenticate its callers."""
 
     model_config = example(principal="billing", admin=False, topics={"public/default/orders*": ["consume", "produce"]})

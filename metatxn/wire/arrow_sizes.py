@@ -4,7 +4,7 @@
     nulls                 a billion rows without a byte
     run-end encoding      one value for a billion rows
     dictionaries          one long value for as many rows as there are indices
-    views, unions         the same bytes as often as somebody refers to them
+    views, unions         the same bytes as often as they are referred to
 
 The first two are found in the metadata of the messages of the stream, before anything is decompressed; the others in
 what was decoded then. A size counts each value where it stands, as at least a byte, and each row as at least
@@ -26,12 +26,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 MAX_TABLE_BYTES = 256 << 20
-"""Of the table of one entry. What is neither compressed nor encoded is never as large, unless it consists of bits; and
-the client library fills an entry with a mebibyte."""
+"""The most bytes of the table of one entry. What is neither compressed nor encoded is never as large, unless it
+consists of bits; and the client library fills an entry with a mebibyte."""
 ROW_BYTES = 16
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 _PREFIX_BYTES = 8
-"""Of a compressed buffer: its size when it is decompressed, or -1 if it is not compressed after all."""
+"""The start of a compressed buffer: its size when decompressed, or -1 if it is not compressed after all."""
 _VIEW_INTS = 4
 """A view has four numbers of 32 bits. The first is the length."""
 
@@ -72,7 +72,7 @@ def _check(size: int, most_bytes: int) -> None:
 
 
 def _claimed_bytes(message: pa.ipc.Message) -> int:
-    """What the buffers of a message have when they are decompressed, and a byte for each value."""
+    """The bytes of a message's buffers once they are decompressed, and a byte for each value."""
     assert message.metadata is not None
     data = memoryview(message.metadata)  # Arrow has verified that its offsets lead to where they should
     root = _number(data, 0, "<I")
@@ -106,7 +106,7 @@ def _decompressed_bytes(body: memoryview, offset: int, length: int) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table is; 0 if it is absent."""
+    """The place of a field in a flatbuffer's table; 0 if it is absent."""
     layout = table - _number(data, table, "<i")
     entry = 4 + 2 * number
     offset = _number(data, layout + entry, "<H") if entry < _number(data, layout, "<H") else 0
@@ -181,7 +181,7 @@ def _expanded_bytes(values: Any) -> int:
 
 
 def _repeated_bytes(values: Any, positions: Any, times: Any) -> int:
-    """The size of the values at these positions, each so many times. For nested ones it is the upper bound."""
+    """The size of the values at these positions, each repeated so often. For nested values it is an upper bound."""
     kind = values.type
     if not len(positions):
         return 0
@@ -194,6 +194,6 @@ def _repeated_bytes(values: Any, positions: Any, times: Any) -> int:
 
 
 def _most_shared(offsets: Any, sizes: Any) -> int:
-    """In how many lists a value is at most: in one, if they are in order and none begins before the end of another."""
+    """The most lists that a value is in: one, if they are in order and none begins before the end of another."""
     ends = pc.add(offsets, sizes)
     return 1 if len(sizes) < 2 or pc.all(pc.greater_equal(offsets[1:], ends[:-1])).as_py() else len(sizes)

@@ -18,7 +18,7 @@ _LISTS: dict[str, Callable[[Any], pa.DataType]] = {"list": pa.list_, "large_list
 
 
 def type_named(name: str) -> pa.DataType:
-    """The type of this name. Raises `ValueError` for a name that is not known here."""
+    """The type with this name. Raises `ValueError` for a name that is not known here."""
     kind, _, rest = name.partition("<")
     if rest:
         return _nested(kind, rest.removesuffix(">"), name)

@@ -1,6 +1,6 @@
 """MessageColumns in a binary batch, as the client library sends and reads them: the payload kind `BATCH`.
 
-The bytes are a record batch of Kafka's (see `record_batches`), one record for each message:
+The bytes are a Kafka record batch (see `record_batches`), one record for each message:
 
     attributes  0 the value is bytes, 1 it is JSON
     key         UTF-8, or null
@@ -33,15 +33,15 @@ from metatxn.wire.record_batches import (
 BYTES, JSON = 0, 1
 """The attributes of a record."""
 MAX_DEPTH = 198
-"""The most lists and objects within each other. The brokers' parser of JSON stops at 200, two of which are around a
+"""The deepest nesting of lists and objects. The brokers' JSON parser stops at 200 levels, two of which enclose a
 value."""
 UNREADABLE = "metatxn.unreadable"
-"""The property of a message that cannot be read. It says why."""
+"""The property of a message that cannot be read; its value says why."""
 _LATEST = 8
 """The field of the header with the highest timestamp."""
 _NULL, _NO_HEADERS = encoded_varint(-1), encoded_varint(0)
 _PREFIXES = (b"\0\0", b"\1\0")
-"""What a record without a delivery time begins with: its attributes, and the difference of its time."""
+"""The beginning of a record without a delivery time: its attributes, and the delta of its timestamp."""
 NO_TIME = -1
 _json_of_text = TypeAdapter(str).serializer.to_json
 _LISTS = TypeAdapter(list[Any], config=ConfigDict(cache_strings="keys"))
@@ -49,13 +49,14 @@ _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",",
 
 
 PackedMessage = tuple[bytes, bytes]
-"""A message, encoded but for its place in a batch, which belongs between the two parts."""
+"""A message, encoded except for its place in a batch, which belongs between the two parts."""
 
 
 def packed_message(
     value: Any, key: str | None, properties: dict[str, str] | None, deliver_at_ms: int | None = None
 ) -> PackedMessage:
-    """Raises `TypeError` or `ValueError` for a value that is not JSON, or a key or properties that are not text."""
+    """Encode a message. Raises `TypeError` or `ValueError` for a value that is not JSON, or a key or properties that
+    are not text."""
     if type(value) is str:
         raw, prefix = _json_of_text(value), _PREFIXES[JSON]
     elif isinstance(value, bytes | bytearray | memoryview):
@@ -120,12 +121,13 @@ class MessageColumns(NamedTuple):
 
 
 def has_delivery_times(payload: bytes | memoryview) -> bool:
-    """Whether a message of the batch has a delivery time. Only the header is looked at."""
+    """Whether a message of the batch has a delivery time. Only the header is read."""
     return bool(HEADER.unpack_from(payload)[_LATEST] != NO_TIME)
 
 
 def unpack_batch(payload: bytes | memoryview, count: int) -> MessageColumns:
-    """The messages of an entry that counts as so many. If it cannot be read, each has a property that says why."""
+    """The messages of an entry that counts as `count` messages. If it cannot be read, each has a property that says
+    why."""
     try:
         flags, times, raw_keys, values, headers = decode_columns(payload, count)
     except ValueError as error:

@@ -27,16 +27,17 @@ PAYLOAD_MEDIA_TYPES = {
 }
 
 NEXT_HEADER = "Metatxn-Next"
-"""The place at which the next read continues: pass it as `after`."""
+"""The header with the place at which the next read continues: pass it as `after`."""
 MAX_REVISION = 2**53 - 1
-"""Every JSON reader reads it exactly."""
+"""The largest integer that every JSON reader reads exactly."""
 REVISION_HEADER = "Metatxn-Revision"
-"""The store revision of a snapshot read."""
+"""The header with the store revision of a snapshot read."""
 END_HEADER = "Metatxn-End"
-"""`true` if nothing after this page was readable when it was read."""
+"""The header that is `true` if nothing after this page was readable when it was read."""
 
 PEER_HEADER = b"metatxn-peer"
-"""With it a broker shows other brokers that it is one, so that what it asks for a caller counts once."""
+"""The header by which a broker shows other brokers that it is one, so that what it asks on behalf of a caller counts
+once."""
 
 MAX_ENTRY_MESSAGES = 100_000
 """The most messages in one entry, if it is not a table. A broker that parses JSON needs half a kilobyte of memory for
@@ -48,7 +49,7 @@ MAX_NAME = 256
 """The most characters of the name of a producer, writer, consumer or subscription."""
 HASH_RANGE_END = 0xFFFF
 HashRange = tuple[int, int]
-"""The first and the last hash that belong to it."""
+"""The first and the last hash that belong to a segment."""
 DEFAULT_MAX_REDELIVERIES = 16
 
 Text = Annotated[str, AfterValidator(encodable)]
@@ -176,8 +177,8 @@ class SegmentInfo(BaseModel):
 
 
 class ExclusiveProducerInfo(BaseModel):
-    """Who alone may publish to a topic. The hold lasts until it is released, or until somebody else needs the topic
-    after `until_ms`."""
+    """The producer that alone may publish to a topic. The hold lasts until it is released, or until another one needs
+    the topic after `until_ms`."""
 
     model_config = example(**_EXCLUSIVE_PRODUCER)
 
@@ -199,7 +200,7 @@ class TopicInfo(BaseModel):
 
 
 class ReadHoldInfo(BaseModel):
-    """A reader's hold of a topic at `revision`. It lasts until it is released, or until somebody is in need of what it
+    """A reader's hold of a topic at `revision`. It lasts until it is released, or until something needs what it
     holds after `until_ms`."""
 
     model_config = example(**_READ_HOLD)
@@ -218,8 +219,8 @@ class ReadHoldPage(BaseModel):
 
 
 class TopicCount(BaseModel):
-    """How many topics there are. With `more` that is as far as they were counted, and there are more records of topics
-    behind them."""
+    """How many topics there are. With `more`, counting stopped there, and there are more records of topics after
+    them."""
 
     model_config = example(topics=1, more=False)
 
@@ -228,7 +229,8 @@ class TopicCount(BaseModel):
 
 
 class TopicPage(BaseModel):
-    """`count` is there if it was asked for: that of the whole list, whatever page this is."""
+    """A page of topics. `count` is present if it was asked for: it is that of the whole list, whichever page this
+    is."""
 
     model_config = example(items=[_TOPIC], next_page_token=None, count=None)
 
@@ -238,7 +240,7 @@ class TopicPage(BaseModel):
 
 
 class SplitRequest(RequestBody):
-    """`at` is the first hash of the upper half. Without it the segment is split in the middle."""
+    """A split of a segment. `at` is the first hash of the upper half. Without it the segment is split in the middle."""
 
     model_config = example(at=32768)
 
@@ -246,7 +248,7 @@ class SplitRequest(RequestBody):
 
 
 class MergeRequest(RequestBody):
-    """`with` is a segment that is a neighbour in the hash range."""
+    """A merge of two segments. `with` is a segment that is a neighbour in the hash range."""
 
     model_config = example(**{"with": "segment://public/default/orders/8000-ffff-1"})
 
@@ -260,7 +262,7 @@ class SealRequest(RequestBody):
 
 
 class ChildrenAnswer(BaseModel):
-    """The children that take over from a sealed segment. There are none if it was sealed without successor."""
+    """The children that take over from a sealed segment. There are none if it was sealed without a successor."""
 
     model_config = example(children=["segment://public/default/orders/0000-7fff-1"])
 
@@ -268,7 +270,7 @@ class ChildrenAnswer(BaseModel):
 
 
 class TrimRequest(RequestBody):
-    """`before` is a position `ledger:entry`; entries below it are dropped."""
+    """A trim of a segment. `before` is a position `ledger:entry`; entries below it are dropped."""
 
     model_config = example(before="7:12")
 
@@ -276,7 +278,7 @@ class TrimRequest(RequestBody):
 
 
 class TrimAnswer(BaseModel):
-    """Entries below `first_position` can no longer be read."""
+    """The outcome of a trim: entries below `first_position` can no longer be read."""
 
     model_config = example(first_position="7:12")
 
@@ -292,8 +294,8 @@ class OpenTransaction(BaseModel):
 
 
 class PositionAnswer(BaseModel):
-    """`position` is that of the first entry that was published at the time or later, or of the next one to come; a read
-    with `after` begins with it."""
+    """A position in a segment by time: `position` is that of the first entry that was published at the time or later,
+    or of the next one to come; a read with `after` begins with it."""
 
     model_config = example(position="7:12", after="7:11")
 
@@ -302,9 +304,10 @@ class PositionAnswer(BaseModel):
 
 
 class CutAnswer(BaseModel):
-    """`runs` are entries that follow each other, from the first position of each up to the second one, with whether
-    their transactions were decided at or before the revision; null says that they are outside of transactions. The next
-    answer begins after `next`; `end` tells that nothing after it was decided by then."""
+    """What a snapshot at a revision shows of a segment. `runs` are entries that follow each other, from the first
+    position of each up to the second one, with whether their transactions were decided at or before the revision; null
+    means that they are outside transactions. The next answer begins after `next`; `end` means that nothing after it was
+    decided by then."""
 
     model_config = example(runs=[["7:0", "7:11", True], ["7:12", "7:12", None]], next="7:12", end=True)
 
@@ -314,8 +317,8 @@ class CutAnswer(BaseModel):
 
 
 class TrafficRates(BaseModel):
-    """What went through in a second, in the last minute or since the owner serves the segment: messages, and the bytes
-    of their payloads."""
+    """The throughput per second, over the last minute or since the owner began to serve the segment: messages, and the
+    bytes of their payloads."""
 
     messages_in: float
     bytes_in: float
@@ -328,7 +331,7 @@ class SegmentDetail(BaseModel):
 
     `last_visible_position` is the position of the last entry that readers can see: at or below `max_read_position`, and
     not of an aborted transaction. It is absent if there is no such entry. `waiting_entries` and `waiting_bytes` are
-    behind `max_read_position`. `open_count` counts the open transactions, also those that were not asked for. `rates`
+    after `max_read_position`. `open_count` counts the open transactions, also those that were not asked for. `rates`
     are absent in the first seconds.
     """
 
@@ -412,7 +415,7 @@ class TransactionWork(BaseModel):
 
 
 class HorizonPlace(RequestBody):
-    """`after` is the position up to which the segment was read; without it, all of the segment is unread. `up_to`
+    """A segment and how far it was read: `after` is the position; without it, all of the segment is unread. `up_to`
     limits the answer, whatever follows. With `max_messages` the answer reaches as far as that many visible messages, in
     whole entries, and includes at least one entry."""
 
@@ -422,8 +425,8 @@ class HorizonPlace(RequestBody):
 
 
 class HorizonsRequest(RequestBody):
-    """`segments` may belong to any topics. With `wait_ms` the answer is held back until one of them has more to read,
-    or has ended."""
+    """A question how far segments can be read. They may belong to any topics. With `wait_ms` the answer is held back
+    until one of them has more to read, or has ended."""
 
     model_config = example(segments={_SEGMENT: {"after": "7:11", "max_messages": 1000}}, wait_ms=10_000)
 
@@ -433,11 +436,11 @@ class HorizonsRequest(RequestBody):
 
 
 class SegmentHorizon(BaseModel):
-    """Positions are `ledger:entry`. Entries after `start` and up to `end` can be read. `messages` is the number of
-    visible messages after `after`; it is counted only with `max_messages`. `trimmed` is true if entries were dropped,
-    the last of them at `trimmed_up_to`; `start` may be further on where no entries ever were. `ended` is true if the
-    segment is sealed and nothing follows `end`; reading continues in its `children`, as far as this broker knows
-    them."""
+    """How far a segment can be read. Positions are `ledger:entry`. Entries after `start` and up to `end` can be read.
+    `messages` is the number of visible messages after `after`; it is counted only with `max_messages`. `trimmed` is
+    true if entries were dropped, the last of them at `trimmed_up_to`; `start` may be further on where no entries ever
+    were. `ended` is true if the segment is sealed and nothing follows `end`; reading continues in its `children`, as
+    far as this broker knows them."""
 
     start: str
     end: str
@@ -449,8 +452,8 @@ class SegmentHorizon(BaseModel):
 
 
 class HorizonsAnswer(BaseModel):
-    """`segments` are those that this broker serves; `elsewhere` has the URL of the broker that serves the segment;
-    `gone` are deleted segments."""
+    """How far segments can be read. `segments` are those that this broker serves; `elsewhere` has the URL of the broker
+    that serves the segment; `gone` are deleted segments."""
 
     model_config = example(
         segments={
@@ -475,9 +478,9 @@ class AppendedPart(BaseModel):
 
 
 class PublishAnswer(BaseModel):
-    """`position` is that of the entry; `duplicate` is true if an earlier attempt appended it. `appended` is present if
-    that attempt appended it to segments that this one took over from: it tells where the messages are, and `position`
-    is then the first of these positions."""
+    """The outcome of a publish. `position` is that of the entry; `duplicate` is true if an earlier attempt appended it.
+    `appended` is present if that attempt appended it to segments that this one took over from: it says where the
+    messages are, and `position` is then the first of these positions."""
 
     model_config = example(position="7:12", duplicate=False)
 
@@ -487,8 +490,8 @@ class PublishAnswer(BaseModel):
 
 
 class Message(RequestBody):
-    """A message carries exactly one of `value` and `value_base64`. Shared subscriptions deliver it at `deliver_at_ms`
-    or later."""
+    """A message, which carries exactly one of `value` and `value_base64`. Shared subscriptions deliver it at
+    `deliver_at_ms` or later."""
 
     key: Text | None = None
     value: Any = None
@@ -514,7 +517,8 @@ class Message(RequestBody):
 
 
 class NewMessage(Message):
-    """With `deliver_after_ms`, which excludes `deliver_at_ms`, the time begins when the broker gets the message."""
+    """A new message. With `deliver_after_ms`, which excludes `deliver_at_ms`, the time begins when the broker gets the
+    message."""
 
     deliver_after_ms: Annotated[int, Field(ge=0, le=MAX_DELAY_MS)] | None = None
 
@@ -551,8 +555,8 @@ class PublishMessagesRequest(RequestBody):
 
 
 class ClaimTopicRequest(RequestBody):
-    """`session` names the claimer: the same one may repeat its claim. `producer` is a name for people. With `fence` the
-    topic is taken from another producer that has it."""
+    """A claim of a topic. `session` names the claimer, which may repeat its claim. `producer` is a name for people.
+    With `fence` the topic is taken from another producer that has it."""
 
     model_config = example(session="5f0c1a", producer="ledger-writer", fence=False)
 
@@ -572,7 +576,8 @@ class KeepTopicRequest(RequestBody):
 
 
 class TakeReadHoldRequest(RequestBody):
-    """`hold_id` names the hold: a request with it may be repeated. Without `revision` it is the current one."""
+    """A request for a read hold. `hold_id` names the hold: a request with it may be repeated. Without `revision` the
+    current one is held."""
 
     model_config = example(hold_id="nightly-export", hold_ms=60_000)
 
@@ -590,7 +595,7 @@ class KeepReadHoldRequest(RequestBody):
 
 
 class PublishMessagesAnswer(BaseModel):
-    """The ids are in the order of the messages sent."""
+    """The ids of published messages, in the order in which they were sent."""
 
     model_config = example(message_ids=[_FIRST_MESSAGE])
 
@@ -609,7 +614,7 @@ class ReadMessage(BaseModel):
 
 
 class ReadMessagesAnswer(BaseModel):
-    """The next read continues at `next`; `revision` is that of the snapshot."""
+    """A page of messages. The next read continues at `next`; `revision` is that of the snapshot."""
 
     model_config = example(
         messages=[
@@ -633,11 +638,11 @@ class ReadMessagesAnswer(BaseModel):
 
 
 class SubscriptionRequest(RequestBody):
-    """`dead_letter_topic` takes messages that were redelivered `max_redeliveries` times (16 by default) and returned
-    once more. A message that is not acknowledged `ack_timeout_ms` after it was delivered returns. A message that
-    returns by that, or by a negative acknowledgement, is redelivered after `redelivery_delay_ms`; with
-    `max_redelivery_delay_ms` this delay doubles with each further return, up to that. With `isolation`
-    `read_uncommitted` consumers also get messages of transactions that are open or aborted."""
+    """The settings of a subscription. `dead_letter_topic` takes messages that were redelivered `max_redeliveries` times
+    (16 by default) and returned once more. A message that is not acknowledged `ack_timeout_ms` after it was delivered
+    returns. A message that returns by that, or by a negative acknowledgement, is redelivered after
+    `redelivery_delay_ms`; with `max_redelivery_delay_ms` this delay doubles with each further return, up to that. With
+    `isolation` `read_uncommitted` consumers also get messages of transactions that are open or aborted."""
 
     model_config = example(
         initial="earliest",
@@ -713,7 +718,8 @@ class SubscriptionSegment(BaseModel):
 
 
 class SubscriptionInfo(BaseModel):
-    """`blocked` are the consumers that get no more messages, because they hold `max_unacked_per_consumer`."""
+    """A subscription. `blocked` are the consumers that get no more messages, because they hold
+    `max_unacked_per_consumer`."""
 
     model_config = example(
         topic="public/default/orders",
@@ -743,7 +749,7 @@ class SubscriptionInfo(BaseModel):
 
 
 class SeekAnswer(SubscriptionInfo):
-    """The subscription at its new place. `aborted` are the transactions that `force` has aborted."""
+    """The subscription at its new position. `aborted` are the transactions that `force` has aborted."""
 
     aborted: list[str] = []
 
@@ -783,9 +789,9 @@ class SubscriptionPage(BaseModel):
 
 
 class ReceiveRequest(RequestBody):
-    """`consumer` is present from its first request until it has left, or has been silent for `session_timeout_ms` of
-    its last request (30 s when absent). With `max` 0 it receives no messages and only shows that it is still
-    present."""
+    """A request for messages. `consumer` is present from its first request until it has left, or has been silent for
+    `session_timeout_ms` of its last request (30 s when absent). With `max` 0 it receives no messages and only shows
+    that it is still present."""
 
     model_config = example(consumer="billing-1", max=100, wait_ms=1000)
 
@@ -796,15 +802,16 @@ class ReceiveRequest(RequestBody):
 
 
 class ReceivedMessage(ReadMessage):
-    """`redelivery_count` tells how many times the message was delivered to a consumer before."""
+    """A message that was received. `redelivery_count` says how many times it was delivered to a consumer before."""
 
     redelivery_count: int
 
 
 class ReceiveAnswer(BaseModel):
-    """Without messages, `others_hold` tells whether any are left that other consumers or open transactions have, or
-    that are due for other consumers; otherwise nothing is left now. It is null in an answer with messages, and with
-    `max` 0. `ack_timeout_ms` is the subscription's: what is not acknowledged in that time is redelivered."""
+    """Messages for a consumer. If there are none, `others_hold` says whether any are left that other consumers or open
+    transactions have, or that are due for other consumers; otherwise nothing is left now. It is null in an answer with
+    messages, and with `max` 0. `ack_timeout_ms` is the subscription's: what is not acknowledged in that time is
+    redelivered."""
 
     model_config = example(
         messages=[
@@ -832,12 +839,13 @@ MessageIds = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 
 
 class AckMessagesRequest(RequestBody):
-    """`cumulative` takes one id and covers its segment up to that message. Instead of the id it takes `positions`: for
-    each segment a position `ledger:entry` that readers could see, and everything up to it is covered. A shared
-    subscription refuses both, because they cover messages that other consumers hold; and inside a transaction a message
-    is refused if it was delivered to nobody since its segment was opened. Neither rule applies with `for_all`, which is
-    for a program that reads the topic in place of all consumers. `writer` (only inside a transaction) has the same
-    effect as for other operations: the acknowledgement counts if the commit lists the writer or lists none."""
+    """An acknowledgement. `cumulative` takes one id and covers its segment up to that message. Instead of the id it
+    takes `positions`: for each segment a position `ledger:entry` that readers could see, and everything up to it is
+    covered. A shared subscription refuses both, because they cover messages that other consumers hold; and inside a
+    transaction a message is refused if it has not been delivered to any consumer since its segment was opened. Neither
+    rule applies with `for_all`, which is for a program that reads the topic in place of all consumers. `writer` (only
+    inside a transaction) has the same effect as for other operations: the acknowledgement counts if the commit lists
+    the writer or lists none."""
 
     model_config = example(kind="individual", message_ids=[_FIRST_MESSAGE], txn_id=_TXN_ID)
 
@@ -878,8 +886,9 @@ class AckMessagesAnswer(BaseModel):
 
 
 class SeekPlace(RequestBody):
-    """Exactly one of `to`, `at_ms` (milliseconds since 1970), `positions` (by segment, the first entry to be delivered;
-    for every segment of the topic) and `revision` (of the store: what a snapshot there shows has passed)."""
+    """The place to which a subscription is moved: exactly one of `to`, `at_ms` (milliseconds since 1970), `positions`
+    (by segment, the first entry to be delivered; for every segment of the topic) and `revision` (of the store: what a
+    snapshot there shows has passed)."""
 
     model_config = example(at_ms=1_700_000_000_000)
 
@@ -896,7 +905,7 @@ class SeekPlace(RequestBody):
 
 
 class SeekPreviewRequest(SeekPlace):
-    """As `SeekPlace`. With `for_ms` a move to a `revision` is counted for about so long; the next request goes on."""
+    """As `SeekPlace`. With `for_ms` a move to a `revision` is counted for about that long; the next request goes on."""
 
     model_config = example(at_ms=1_700_000_000_000)
 
@@ -931,8 +940,8 @@ class SeekPreviewSegment(BaseModel):
 
 class SeekPreview(BaseModel):
     """What a seek would do now. `holders` are up to 100 open transactions that have acknowledged messages: it would be
-    refused because of them, or with `force` abort them. If it is not `complete`, not everything is counted yet: each
-    number is at least so large, and no `position` is known."""
+    refused because of them, or with `force` abort them. If it is not `complete`, not everything has been counted yet:
+    each number is a lower bound, and no `position` is known."""
 
     model_config = example(
         topic="public/default/orders",
@@ -950,7 +959,7 @@ class SeekPreview(BaseModel):
 
 
 class RedeliverRequest(RequestBody):
-    """Without `message_ids`, everything that consumers hold is redelivered."""
+    """A request to redeliver messages. Without `message_ids`, everything that consumers hold is redelivered."""
 
     model_config = example(message_ids=[_FIRST_MESSAGE])
 

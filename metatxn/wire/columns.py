@@ -101,7 +101,7 @@ def _column(field: pa.Field[Any], rows: _Rows, misfits: list[Misfit]) -> pa.Arra
 
 
 def _first_refused(field: pa.Field[Any], cells: list[Any]) -> Misfit | None:
-    """Half by half: an entry may have many messages, and a broker does nothing else meanwhile."""
+    """The first misfit, found by halving: an entry may have many messages, and a broker does nothing else meanwhile."""
     if (refusal := _refusal(cells, field.type)) is None:
         return None
     first = 0
@@ -282,7 +282,7 @@ def _free_column(cells: list[Any]) -> pa.Array[Any]:
 
 
 def _mixed_table(values: Sequence[Any], *, skip: bool) -> tuple[pa.Table, list[Misfit]]:
-    """One message after another, because a message that is left out must not decide about a column."""
+    """The table, built message by message, because a message that is left out must not decide the type of a column."""
     shapes: dict[str, Shape] = {}
     objects: bool | None = None
     misfits: list[Misfit] = []
@@ -306,7 +306,7 @@ def _mixed_table(values: Sequence[Any], *, skip: bool) -> tuple[pa.Table, list[M
 def _fitting(
     value: Any, objects: bool | None, shapes: dict[str, Shape], index: int
 ) -> tuple[dict[str, Any], list[Misfit], dict[str, Shape]]:
-    """The row, what in it does not fit the messages before, and the shapes of the columns with the rest of it."""
+    """The row, what in it does not fit the earlier messages, and the shapes of the columns with the rest of it."""
     row = value if isinstance(value, dict) and objects is not False else {VALUE_COLUMN: value}
     if value is None and objects is not False:
         return {}, [], {}

@@ -68,7 +68,7 @@ PropertyValue = Annotated[str, Field(max_length=1024)]
 
 
 class BeginRequest(RequestBody):
-    """`timeout_ms` is a duration."""
+    """The begin of a transaction. `timeout_ms` is a duration."""
 
     model_config = example(
         timeout_ms=60_000, owner="billing", transaction_key="nightly", epoch=3, version=42, properties={"job": "load"}
@@ -85,7 +85,8 @@ class BeginRequest(RequestBody):
 
 
 class CommitRequest(RequestBody):
-    """`writers` are the writers that count. Without it the remembered writers count, or all if none are remembered."""
+    """A commit. `writers` are the writers that count. Without it the remembered writers count, or all if none are
+    remembered."""
 
     model_config = example(writers=["task-0-attempt-1", "task-1-attempt-0"])
 
@@ -93,7 +94,7 @@ class CommitRequest(RequestBody):
 
 
 class AbortRequest(RequestBody):
-    """`force` is for administrators: it also ends a prepared transaction."""
+    """An abort. `force` is for administrators: it also ends a prepared transaction."""
 
     model_config = example(reason="the input was wrong", force=False)
 
@@ -125,8 +126,8 @@ BatchItem = Annotated[BeginItem | CommitItem | AbortItem, Field(discriminator="o
 
 
 class BatchRequest(RequestBody):
-    """Each item has the fields of the single request. If one item is malformed, the whole request is refused and has no
-    effect."""
+    """Several requests in one. Each item has the fields of the single request. If one item is malformed, the whole
+    request is refused and has no effect."""
 
     model_config = example(
         items=[{"op": "begin", "timeout_ms": 60_000}, {"op": "commit", "txn_id": _TXN_ID, "writers": ["task-0"]}]
@@ -142,7 +143,7 @@ class WritersRequest(RequestBody):
 
 
 class KeepAliveRequest(RequestBody):
-    """`timeout_ms` is a duration that begins now."""
+    """A new deadline. `timeout_ms` is a duration that begins now."""
 
     model_config = example(timeout_ms=60_000)
 
@@ -150,7 +151,7 @@ class KeepAliveRequest(RequestBody):
 
 
 class PrepareRequest(RequestBody):
-    """`prepared_timeout_ms` is a duration that begins now."""
+    """A prepare. `prepared_timeout_ms` is a duration that begins now."""
 
     model_config = example(prepared_timeout_ms=3_600_000)
 
@@ -158,11 +159,11 @@ class PrepareRequest(RequestBody):
 
 
 class ConnectRequest(RequestBody):
-    """`epoch` -1 takes over from any holder of the key; any other value must be the current epoch. Both increment the
-    epoch.
+    """A connection to a transaction key. `epoch` -1 takes over from any holder of the key; any other value must be the
+    current epoch. Both increment the epoch.
 
     With `session`, a repeated takeover with the same session returns the same epoch, so a lost reply does no harm. A
-    session that was taken over from can never connect again.
+    session that was taken over can never connect again.
     """
 
     model_config = example(epoch=-1, owner="billing", session="run-2")
@@ -173,7 +174,8 @@ class ConnectRequest(RequestBody):
 
 
 class FenceRequest(RequestBody):
-    """`epoch` must be the current one, so that whoever has taken over meanwhile is left alone."""
+    """A request to fence the holder of a key. `epoch` must be the current one, so that a process that has taken over
+    meanwhile is left alone."""
 
     model_config = example(epoch=4)
 
@@ -316,7 +318,7 @@ class OperationPage(BaseModel):
 
 
 class StoredRecord(BaseModel):
-    """A record as it stands in the metadata store. `value` is its JSON; null if it is empty. `version` grows with each
+    """A record as it is in the metadata store. `value` is its JSON; null if it is empty. `version` grows with each
     write of the record; on etcd it is the revision of the last one. `command` shows the record with the tool of the
     store."""
 
@@ -432,8 +434,8 @@ class TransactionKeyPage(BaseModel):
 
 
 class FinalizeRequest(RequestBody):
-    """`accept_absent`: go on although brokers that do not run own segments. They must never be started again with an
-    earlier release."""
+    """The raise of the cluster version. With `accept_absent` it goes on although brokers that are not running own
+    segments. They must never be started again with an earlier release."""
 
     model_config = example(accept_absent=False)
 
@@ -451,7 +453,7 @@ class UpgradeProcess(BaseModel):
 
 class UpgradeStatus(BaseModel):
     """`version` is the cluster version, and `target` the one that the answering process speaks, which `release` was the
-    first to speak. `obstacles` say what is to be done before the version can become `target`, and `features` what that
+    first to speak. `obstacles` say what has to be done before the version can become `target`, and `features` what that
     will allow."""
 
     model_config = example(

@@ -90,7 +90,7 @@ class MetatxnError(Exception):
             self.add_note(self.action)
 
     def not_definite(self) -> MetatxnError:
-        """The same error for a request of which other parts were, or may have been, carried out."""
+        """The same error, for a request whose other parts were, or may have been, carried out."""
         kind = MetatxnError if self.code is None else BY_CODE[self.code]
         return kind(
             self.detail,
@@ -102,7 +102,7 @@ class MetatxnError(Exception):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Spark carries errors from its tasks to the driver."""
+        """Pickle the error: Spark carries errors from its tasks to the driver."""
         facts = {"action": self.action, "retriable": self.retriable, "definite": self.definite}
         return _rebuild, (type(self), self.detail, facts | {"retry_after_s": self.retry_after_s} | self.members)
 
@@ -166,7 +166,7 @@ class NotAllowed(MetatxnError):
 
 
 class NotFound(MetatxnError):
-    """There is no topic, segment, subscription or key of this name."""
+    """There is no topic, segment, subscription or key with this name."""
 
     code = ErrorCode.NOT_FOUND
     status = 404
@@ -175,7 +175,7 @@ class NotFound(MetatxnError):
 
 
 class AlreadyExists(MetatxnError):
-    """There already is a topic, subscription or key of this name."""
+    """There already is a topic, subscription or key with this name."""
 
     code = ErrorCode.ALREADY_EXISTS
     status = 409
@@ -253,7 +253,7 @@ class SegmentInUse(MetatxnError):
 
 
 class UpgradePending(MetatxnError):
-    """It needs a cluster version that nobody has finalized yet."""
+    """The request needs a cluster version that has not been finalized yet."""
 
     code = ErrorCode.UPGRADE_PENDING
     status = 409
@@ -271,14 +271,14 @@ class NotOwner(MetatxnError):
     retriable = True
 
     listeners: Mapping[str, str] | None = None
-    """Its other addresses, by the names of the listeners that clients use. Services only."""
+    """The owner's other addresses, by the names of the listeners that clients use. Services only."""
 
     @property
     def owner_url(self) -> str:
         return str(self.members["owner_url"])
 
     def reached_at(self, listeners: Mapping[str, str] | None) -> NotOwner:
-        """The same with these other addresses."""
+        """The same error with these other addresses."""
         self.listeners = listeners
         return self
 
@@ -303,7 +303,7 @@ class StoreUnavailable(MetatxnError):
 
 
 class OutcomeUnknown(MetatxnError):
-    """The request may have taken effect, now or later. Read the transaction to learn what became of it."""
+    """The request may have taken effect, now or later. Read the transaction to learn what happened to it."""
 
     code = ErrorCode.OUTCOME_UNKNOWN
     status = 504

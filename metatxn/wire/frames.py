@@ -9,7 +9,7 @@ little-endian, except the transaction id, whose 16 bytes are in the order of its
     ------------------------------------------------------------------------
          8     1  format version  1
          9     1  payload kind    0 opaque bytes, 1 Arrow IPC stream, 2 JSON list of messages,
-                                 3 record batch of Kafka's (magic 2), 4 record batch of messages (see `batches`),
+                                 3 Kafka record batch (magic 2),    4 record batch of messages (see `batches`),
                                  5 entry of Pulsar's clients (see `pulsar_entries`)
         10     1  flags           1 txn id, 2 writer, 4 producer, 8 sequence; the other bits are zero
         11     4  count           messages (rows) in the payload
@@ -105,12 +105,12 @@ class IncompleteFrame(FrameError):
 
 
 NO_SEQUENCE = -1
-"""Less than every sequence."""
+"""A number below every sequence."""
 
 
 class Behind(NamedTuple):
-    """What a segment knows of a producer that numbers its messages itself: the highest sequence of its entries there,
-    and of those that the segment has inherited. Each is `NO_SEQUENCE` if there is none."""
+    """What a segment knows about a producer that numbers its messages itself: the highest sequence of its entries
+    there, and of those that the segment has inherited. Each is `NO_SEQUENCE` if there is none."""
 
     own: int = NO_SEQUENCE
     inherited: int = NO_SEQUENCE
@@ -258,7 +258,7 @@ def peek(buffer: bytes | memoryview, offset: int = 0) -> RawFrame:
 
 
 class FramePlace(NamedTuple):
-    """What frame it is, how many entries were durable when it was written, and where it ends in its buffer."""
+    """Which frame it is, how many entries were durable when it was written, and where it ends in its buffer."""
 
     ledger: int
     entry: int
@@ -267,7 +267,7 @@ class FramePlace(NamedTuple):
 
 
 def peek_place(view: memoryview, offset: int) -> FramePlace:
-    """As `peek`, of the same frames with the same errors, in a third of the time: for the scan of a whole ledger."""
+    """Like `peek`, for the same frames with the same errors, in a third of the time: for the scan of a whole ledger."""
     start, end = _bounds(view, offset)
     version, kind, flags, _, _, ledger, entry, durable = _FIXED.unpack_from(view, start + _PREFIX.size)
     known = version == FORMAT_VERSION and kind <= HIGHEST_KIND and not flags & ~_ALL_FLAGS
@@ -278,7 +278,7 @@ def peek_place(view: memoryview, offset: int) -> FramePlace:
 
 def _fields_fit(view: memoryview, flags: int, at: int, end: int) -> bool:
     """Whether the fields that these flags name, and a payload that is not too large, are between `at` and `end`. Raises
-    `CorruptFrame` for a name that is none."""
+    `CorruptFrame` for a name that is not valid."""
     if flags & _HAS_TXN:
         at += _TXN_BYTES
     for name in (_HAS_WRITER, _HAS_PRODUCER):
@@ -378,7 +378,7 @@ def decode_frames(buffer: bytes | memoryview) -> Iterator[Frame]:
 
 
 def peek_all(buffer: bytes | memoryview) -> Iterator[RawFrame]:
-    """As `decode_frames`, with each frame in its place in one view of `buffer`."""
+    """Like `decode_frames`, with each frame in its place in one view of `buffer`."""
     view, offset = memoryview(buffer), 0
     while offset < len(view):
         frame = peek(view, offset)
@@ -387,8 +387,8 @@ def peek_all(buffer: bytes | memoryview) -> Iterator[RawFrame]:
 
 
 def check_crcs(buffer: bytes | memoryview) -> None:
-    """Raises the errors of `peek` unless the buffer is whole frames, one after another. What is in them is not looked
-    at, which takes a tenth of the time.
+    """Raises the errors of `peek` unless the buffer is whole frames, one after another. Their contents are not looked
+    at, so this takes a tenth of the time.
 
     The first loop passes what is plainly right, in half the time of `_bounds`. That says what is wrong with the rest.
     """

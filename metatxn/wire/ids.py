@@ -38,7 +38,7 @@ class TxnId(str):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: type[Any], _handler: GetCoreSchemaHandler) -> CoreSchema:
-        """A field or a parameter of this type is parsed once, when its request is."""
+        """Parse a field or a parameter of this type once, when its request is parsed."""
         return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
 
     @property
@@ -52,7 +52,7 @@ class TxnId(str):
     @classmethod
     @lru_cache(maxsize=4096)  # The same id is parsed as a parameter, as a key, and for its records.
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError` unless `text` is 32 lower-case hexadecimal digits."""
+        """The id in a text. Raises `ValueError` unless it is 32 lower-case hexadecimal digits."""
         if not _TEXT.fullmatch(text):
             raise ValueError(f"{text!r} is not a transaction id: 32 lower-case hexadecimal digits are expected")
         return super().__new__(cls, text)

@@ -3,7 +3,7 @@
 Behind Docker or Kubernetes a service is reached at another address from outside than from inside. Each service
 announces all of its addresses, and answers a client with those of the listener that the client uses: the one that the
 client names, or else the one whose address it has used (`Host`). A service that has no address of that name is shown
-with its `url`. Services use only the `url` among each other.
+with its `url`. Among each other, services use only the `url`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Listeners:
 
     @classmethod
     def parse(cls, given: Iterable[str]) -> Listeners:
-        """From `URL` and `NAME=URL`. Raises `ValueError`, with what to give instead."""
+        """The listeners given as `URL` and `NAME=URL`. Raises `ValueError`, with what to give instead."""
         url: str | None = None
         named: dict[str, str] = {}
         for text in given:

@@ -53,7 +53,7 @@ class Cluster(BaseModel):
 
 
 class BrokerInfo(BaseModel):
-    """A broker and its drain. `segments` are those that it has, or is about to open. `shared` tells that other brokers
+    """A broker and its drain. `segments` are those that it has, or is about to open. `shared` means that other brokers
     may have its storage open, too, so that they can take its segments. `waiting_for` says why a drain
     cannot go on, if that is so."""
 
@@ -85,7 +85,7 @@ _BROKER_SEGMENT = {
 
 
 class BrokerSegment(BaseModel):
-    """A segment that a broker has, or is about to open. One that does not serve says why in `waiting_for`, and not what
+    """A segment that a broker has, or is about to open. One that is not served says why in `waiting_for`, and not what
     is in it."""
 
     model_config = example(**_BROKER_SEGMENT)
@@ -106,7 +106,7 @@ class BrokerSegmentPage(BaseModel):
 
 
 class AuditEntry(BaseModel):
-    """A line of the audit log: who has changed what, or tried to, and what became of it. `status` is that of HTTP, and
+    """A line of the audit log: who changed what, or tried to, and what the outcome was. `status` is that of HTTP, and
     `outcome` is `allowed`, `refused`, `failed` or `unknown`."""
 
     timestamp: str
@@ -169,7 +169,7 @@ class StoreStatus(BaseModel):
 
 
 class DiskSpace(BaseModel):
-    """Of the disk of the ledgers."""
+    """The space on the disk of the ledgers."""
 
     used_bytes: int
     capacity_bytes: int
@@ -209,14 +209,14 @@ class OpenTransactions(BaseModel):
 
 
 class KnownServices(BaseModel):
-    """The services that were announced when the metadata store answered last."""
+    """The services that were announced when the metadata store last answered."""
 
     coordinators: list[Process]
     brokers: list[BrokerProcess]
 
 
 STORE = "metadata store"
-"""Its name in `waiting_for`."""
+"""The name of the metadata store in `waiting_for`."""
 
 
 class ServiceStatus(BaseModel):
@@ -224,7 +224,7 @@ class ServiceStatus(BaseModel):
     store does not answer, `open_transactions` at brokers and before the first count, `segments` (those that are
     served) and `draining` at coordinators, and `disk` also at brokers with an object store. `gc_backlog` counts the
     headers past their retention time that the last sweep of this coordinator had to keep, because brokers have not
-    cleaned up behind them; it is null at brokers and before the first sweep. `peer_token_ends_ms` is when a token ends
+    cleaned up after them; it is null at brokers and before the first sweep. `peer_token_ends_ms` is when a token ends
     that a broker shows to others, if it is signed. `store_answered_ms` is when the store last answered this service,
     which asks it every two seconds; `last_known` are the services that it then knew, and is null while the store
     answers. Times are in milliseconds."""

@@ -16,7 +16,7 @@ from metatxn.wire.position import Position
 
 DEFAULT_NAMESPACE = "public/default"
 TopicFormat = Literal["kafka", "pulsar"]
-"""Whose clients may write to a topic besides ours."""
+"""The systems whose clients may write to a topic besides ours."""
 
 
 LISTENER_NAME = "[a-z][a-z0-9-]{0,63}"
@@ -56,7 +56,7 @@ def namespace_name(text: str) -> str:
 
 def segment_id(topic: str, low: int, high: int, number: int) -> str:
     """`segment://tenant/namespace/topic/<lo>-<hi>-<n>`, with the inclusive hash range in hexadecimal; `n` is never
-    reused. A range behind 0xffff has no hash of a key (DESIGN §5.20)."""
+    reused. A range above 0xffff contains no hash of a key (DESIGN §5.20)."""
     return f"segment://{topic}/{low:04x}-{high:04x}-{number}"
 
 
@@ -78,7 +78,7 @@ class SegmentParts(NamedTuple):
 
     @classmethod
     def parse(cls, segment: str) -> SegmentParts:
-        """Raises `ValueError` if `segment` is not a segment's id."""
+        """The parts of an id. Raises `ValueError` if `segment` is not a segment's id."""
         match = _SEGMENT.fullmatch(segment)
         if match is None:
             raise ValueError(f"{segment!r} is not a segment's id")
@@ -111,7 +111,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError` if `text` is not a message id."""
+        """The id in a text. Raises `ValueError` if `text` is not a message id."""
         match _decode(text, "message id"):
             case [str(segment), str(position), int(index)] if index >= 0:
                 return cls(segment, Position.parse(position), index)
@@ -125,7 +125,7 @@ def message_ids(segment: str, position: Position, indexes: Iterable[int]) -> lis
 
 
 def parse_message_ids(texts: Iterable[str]) -> list[MessageId]:
-    """As `MessageId.parse` does each of them. Ids of one entry that follow each other are taken by their ends. Raises
+    """Parse each id as `MessageId.parse` does. Consecutive ids of one entry are recognized by their ends. Raises
     `ValueError`."""
     found: list[MessageId] = []
     start, rest = "", b""
@@ -140,7 +140,7 @@ def parse_message_ids(texts: Iterable[str]) -> list[MessageId]:
 
 
 def _shared_part(segment: str, position: Position) -> tuple[str, bytes]:
-    """How the ids of the messages of one entry begin, as text, and the bytes behind that which they also share."""
+    """The beginning of the ids of one entry's messages, as text, and the bytes after it that they also share."""
     head = b'[%b,"%b",' % (_in_json(segment), str(position).encode())
     shared = len(head) // 3 * 3  # base64 makes four characters of each three bytes, whatever follows
     return base64.urlsafe_b64encode(head[:shared]).decode(), head[shared:]
@@ -148,7 +148,7 @@ def _shared_part(segment: str, position: Position) -> tuple[str, bytes]:
 
 @lru_cache(maxsize=1 << 14)
 def _index_at_end(rest: bytes, text: str) -> int | None:
-    """The index of a message whose id ends so. None if that is not how `message_ids` would write it."""
+    """The index of a message whose id ends in this way; None if `message_ids` would not write it so."""
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         index = int(raw[len(rest) : -1])
@@ -164,7 +164,7 @@ def _in_json(segment: str) -> bytes:
 
 @lru_cache(maxsize=1 << 14)
 def _end_of_id(rest: bytes, index: int) -> str:
-    """`rest` is one of three, because every head has the same end."""
+    """The end of an id. `rest` is one of three, because every head has the same end."""
     return base64.urlsafe_b64encode(b"%b%d]" % (rest, index)).decode().rstrip("=")
 
 
@@ -185,7 +185,7 @@ class ReadPlace:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError` if `text` is not such a place."""
+        """The place in a text. Raises `ValueError` if `text` is not such a place."""
         position, at, revision = text.partition("@")
         if at and not (revision.isascii() and revision.isdecimal() and len(revision) < 20):
             raise ValueError(
@@ -205,7 +205,7 @@ class ReadTime:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError` if `text` is not such a time."""
+        """The time in a text. Raises `ValueError` if `text` is not such a time."""
         wrong = ValueError(f"{text!r} is not a time: @2026-11-22T10:00:00Z is expected, with a time zone")
         try:
             found = datetime.fromisoformat(text.removeprefix("@"))
@@ -245,7 +245,7 @@ class BrowseToken:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `ValueError` if `text` is not a browse token."""
+        """The token in a text. Raises `ValueError` if `text` is not a browse token."""
         wrong = ValueError(f"{text!r} is not a browse token: pass the `next` of an earlier answer")
         view: dict[str, Any] | None = None
         match _decode(text, "browse token"):
@@ -274,7 +274,7 @@ def page_token(name: str) -> str:
 
 
 def parse_page_token(text: str) -> str:
-    """Raises `ValueError` if `text` is not a page token."""
+    """The name in a page token. Raises `ValueError` if `text` is not a page token."""
     match _decode(text, "page token"):
         case [str(name)]:
             return name

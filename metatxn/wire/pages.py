@@ -29,8 +29,8 @@ class PagePart(BaseModel):
 
 
 class PageHead(BaseModel):
-    """The next read continues at `next`; `revision` is that of the snapshot. With `more` something more was readable
-    when this was read."""
+    """The head of a page. The next read continues at `next`; `revision` is that of the snapshot. With `more` something
+    more was readable when this was read."""
 
     model_config = example(
         parts=[{"segment": "segment://public/default/orders/0000-ffff-0", "bytes": 4096, "skip": 0}],
@@ -60,7 +60,8 @@ def encode_head(head: PageHead) -> bytes:
 
 
 def decode_page(body: bytes | bytearray | memoryview) -> tuple[PageHead, list[PageEntry]]:
-    """The payloads are views into the body. Raises `ValueError` if this is no such answer."""
+    """The head and the entries of an answer. The payloads are views into the body. Raises `ValueError` for anything
+    else."""
     view = memoryview(body).toreadonly()
     start = _LENGTH_SIZE + int.from_bytes(view[:_LENGTH_SIZE], "little")
     head = PageHead.model_validate_json(bytes(view[_LENGTH_SIZE:start]))

@@ -1,9 +1,9 @@
-"""Policies of topics: what one says, and which of several counts.
+"""Policies of topics: what one says, and which of several applies.
 
-    what counts of each setting:  the topic's  ▶  its namespace's  ▶  the cluster's  ▶  the default
+    what applies, by setting:  the topic's  ▶  its namespace's  ▶  the cluster's  ▶  the default
 
-A setting that is absent says nothing, so the next policy decides. `UNLIMITED` says that there is no bound, whatever the
-next one says.
+A setting that is absent says nothing, so the next policy decides. `UNLIMITED` means that there is no limit, whatever
+the next one says.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _EXAMPLE: dict[str, Any] = {"retention_ms": 604_800_000, "retention": "hard"}
 
 
 class PolicySettings(BaseModel):
-    """`retention_ms` and `retention_bytes` say what is kept at least; older ledgers are dropped. With `acknowledged`
-    nothing is dropped that a subscription has not acknowledged; `hard` drops it all the same. `roll_ms` is the age at
+    """The settings of a policy. `retention_ms` and `retention_bytes` say what is kept at least; older ledgers are
+    dropped. With `acknowledged`, nothing that a subscription has not acknowledged is dropped; `hard` drops it anyway.
+    `roll_ms` is the age at
     which an open ledger is closed, so that it can be dropped or compacted as a whole. `cleanup` says whether ledgers
     are dropped, or compacted, or both; a message that deletes a key stays for `delete_retention_ms` when they are
     compacted. A consumer that holds `max_unacked_per_consumer` messages of a subscription gets no more. What a
@@ -94,7 +95,7 @@ class Setting(BaseModel, Generic[Value]):
 
 
 class EffectivePolicy(BaseModel):
-    """What counts. A bound of -1 means that there is none. Without `roll_ms` a ledger is as old as `retention_ms` when
+    """What applies. A limit of -1 means that there is none. Without `roll_ms` a ledger is as old as `retention_ms` when
     it is closed."""
 
     retention_ms: Setting[int]
@@ -126,7 +127,7 @@ class EffectivePolicy(BaseModel):
     @property
     def roll_after_ms(self) -> int | None:
         """The age at which an open ledger is closed, or None. What is never closed is never dropped, nor known to be
-        too old, so a topic that drops or bounds its backlog by age closes its ledgers at that age, too."""
+        too old, so a topic that drops messages or limits its backlog by age closes its ledgers at that age, too."""
         if self.roll_ms.value != UNLIMITED:
             return self.roll_ms.value
         bounds = [bound for bound in (self.retention_ms.value, self.backlog_ms.value) if bound != UNLIMITED]
@@ -161,7 +162,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def effective(*policies: tuple[Source, PolicySettings]) -> EffectivePolicy:
-    """What counts, given the policies from the closest one on."""
+    """What applies, given the policies from the closest one on."""
     found: dict[str, Any] = {name: {"value": value, "source": "default"} for name, value in DEFAULTS.items()}
     for source, policy in reversed(policies):
         for name, value in policy.settings().items():
@@ -171,7 +172,7 @@ def effective(*policies: tuple[Source, PolicySettings]) -> EffectivePolicy:
 
 
 class PolicyInfo(BaseModel):
-    """`policy` is what was set here, and `effective` what counts here."""
+    """A policy: `policy` is what was set here, and `effective` what applies here."""
 
     model_config = example(
         policy=_EXAMPLE,

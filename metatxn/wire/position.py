@@ -26,7 +26,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads what `str` wrote, such as `3:17` or `3:-1`. Raises `ValueError` for anything else."""
+        """Read what `str` wrote, such as `3:17` or `3:-1`. Raises `ValueError` for anything else."""
         match = _TEXT.fullmatch(text)
         if match is None or int(match[1]) >= _LIMIT or int(match[2]) >= _LIMIT:
             raise ValueError(f"{text!r} is not a position: <ledger>:<entry> is expected, such as 3:17")
@@ -34,7 +34,7 @@ class Position:
 
     @property
     def before(self) -> Position:
-        """The position one entry down, at the lowest the one before the first entry, which has nothing before it
+        """The position one entry down; at the lowest, the one before the first entry, which has nothing before it
         itself."""
         assert self.entry >= 0, self
         return Position(self.ledger, self.entry - 1)

@@ -62,7 +62,7 @@ def problem_of(error: MetatxnError) -> Problem:
 
 def from_problem(problem: Mapping[str, Any], retry_after_s: float | None = None) -> MetatxnError:
     """The error that a `problem+json` body describes. For a code that this version does not know, it is a plain
-    `MetatxnError` with that `code` among its members; the facts that the problem states are kept all the same."""
+    `MetatxnError` with that `code` among its members; the facts that the problem states are kept anyway."""
     code = problem["code"]
     kind = BY_CODE.get(code, MetatxnError)
     members = {name: value for name, value in problem.items() if name not in _OWN_MEMBERS}

@@ -1,6 +1,6 @@
 """Entries of Pulsar's clients: one message, or a batch of them, as they were sent.
 
-All numbers are big-endian. The checksum is the CRC-32C of everything behind it.
+All numbers are big-endian. The checksum is the CRC-32C of everything after it.
 
     offset  size  field
          0     2  0x0e01
@@ -10,7 +10,7 @@ All numbers are big-endian. The checksum is the CRC-32C of everything behind it.
          .     .  payload            of one message; or of a batch, compressed together
 
 In a batch, each message is the size of its own metadata, that metadata, and its payload, whose size the metadata says.
-The metadata of the entry says how many messages there are; without this number it is one message and no batch.
+The metadata of the entry says how many messages there are; without this number it is one message and not a batch.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ CHECKED_FROM = 6
 """The first byte that the checksum covers."""
 METADATA_FROM = 10
 MAX_UNPACKED_BYTES = 64 << 20
-"""The most bytes that the payload of an entry has once it is decompressed."""
+"""The most bytes that the payload of an entry may have once it is decompressed."""
 _SIZE = struct.Struct(">I")
 _CODECS: dict[int, Literal["lz4_raw", "zstd", "snappy"]] = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _ZLIB = 2
 
 Fields = dict[int, list[int | memoryview]]
-"""Of a protobuf message, by their numbers: integers, and views of what has a length."""
+"""The fields of a protobuf message, by their numbers: integers, and views of what has a length."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarMessage:
-    """`value` is None if its producer says that it is null. `deliver_at_ms` is the same for all of an entry."""
+    """A message of a Pulsar client. `value` is None if its producer says that it is null. `deliver_at_ms` is the same
+    for all of an entry."""
 
     key: str | None
     value: bytes | None
@@ -102,8 +103,8 @@ def delivery_time_of(entry: bytes | memoryview) -> int | None:
 
 
 def unpacked_entry_bytes(entry: bytes | memoryview) -> int:
-    """The size of an entry with its payload decompressed, as it says itself, or as it is if it cannot be read. Nobody
-    reads one that says another size than it has."""
+    """The size of an entry with its payload decompressed, as it says itself, or as it is if it cannot be read. An entry
+    that names a size other than its own is never read."""
     view = memoryview(entry)
     try:
         (size,) = _SIZE.unpack_from(view, CHECKED_FROM)
@@ -115,7 +116,7 @@ def unpacked_entry_bytes(entry: bytes | memoryview) -> int:
 
 
 def pulsar_bodies(entry: bytes | memoryview, count: int) -> list[dict[str, Any]]:
-    """See `PulsarMessage.body`. Of an entry that cannot be read, `count` messages without a value that say why."""
+    """See `PulsarMessage.body`. For an entry that cannot be read: `count` messages without a value that say why."""
     try:
         messages = decode_pulsar(entry)
         if len(messages) != count:
@@ -192,7 +193,7 @@ def _fields(message: int | memoryview) -> Fields:
 
 
 def _time(metadata: Fields) -> int | None:
-    """The delivery time. A negative one is long over."""
+    """The delivery time. A negative one has long passed."""
     time_ms = _number(metadata, _DELIVER_AT)
     return time_ms if 0 < time_ms < _NEGATIVE else None
 
@@ -251,8 +252,8 @@ def _decompressed(payload: memoryview, metadata: Fields) -> memoryview:
 
 
 def _decoded(codec: Literal["lz4_raw", "zstd", "snappy"], payload: memoryview, size: int) -> bytes:
-    """pyarrow answers with `size` bytes even if there are fewer, and the last ones are then what was in memory before.
-    So it must fail with less room."""
+    """Decompress a payload. pyarrow returns `size` bytes even if there are fewer, and the last ones are then what was
+    in memory before. So it must fail with less room."""
     import pyarrow as pa
 
     if size == 0:

@@ -1,6 +1,6 @@
 """Quotas: how much a principal may use of the cluster in a second.
 
-what counts of each amount:  the principal's own  ▶  the default of all principals  ▶  none
+what applies, by amount:  the principal's own  ▶  the default of all principals  ▶  none
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ Amount = Annotated[int, Field(ge=UNLIMITED, le=_MOST), AfterValidator(_some)]
 
 
 class QuotaSettings(BaseModel):
-    """`bytes_in_per_second` counts the bodies of requests that publish, and `bytes_out_per_second` the answers to those
-    that read or receive messages. -1 means that there is no limit, whatever the default says."""
+    """The amounts of a quota. `bytes_in_per_second` counts the bodies of requests that publish, and
+    `bytes_out_per_second` the answers to those that read or receive messages. -1 means that there is no limit, whatever
+    the default says."""
 
     requests_per_second: Amount | None = None
     bytes_in_per_second: Amount | None = None
@@ -62,7 +63,7 @@ class QuotaAmount(BaseModel):
 
 
 class EffectiveQuota(BaseModel):
-    """What counts: -1 where there is no limit."""
+    """What applies: -1 where there is no limit."""
 
     requests_per_second: QuotaAmount
     bytes_in_per_second: QuotaAmount
@@ -80,7 +81,7 @@ def effective_quota(own: QuotaSettings | None, default: QuotaSettings | None) ->
 
 
 class QuotaUse(BaseModel):
-    """What a principal has used in a second lately, in the whole cluster."""
+    """What a principal has lately used per second, in the whole cluster."""
 
     requests_per_second: float = 0
     bytes_in_per_second: float = 0
@@ -89,7 +90,7 @@ class QuotaUse(BaseModel):
 
 class QuotaInfo(BaseModel):
     """A quota: of a principal, or the default, which has no principal. `quota` is what was set, `effective` what
-    counts, and `use` what the services know of what is used."""
+    applies, and `use` what the services know about its use."""
 
     model_config = example(
         principal="billing",

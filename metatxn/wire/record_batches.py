@@ -1,7 +1,7 @@
-"""Record batches of Kafka's (magic 2): the payload of entries in topics with the format `kafka`, and of those in which
+"""Kafka record batches (magic 2): the payload of entries in topics with the format `kafka`, and of those in which
 the client library sends its messages (see `batches`).
 
-All numbers are signed and big-endian. The checksum is the CRC-32C of everything behind it, so an offset can be stamped
+All numbers are signed and big-endian. The checksum is the CRC-32C of everything after it, so an offset can be stamped
 into a finished batch.
 
     offset  size  field
@@ -47,12 +47,12 @@ COMPRESSION, TRANSACTIONAL, CONTROL = 0x07, 0x10, 0x20
 CODECS = range(5)
 """The values of the bits of compression: none, gzip, snappy, lz4, zstd."""
 MAX_RECORDS_BYTES = 64 << 20
-"""The most bytes that the records of a batch have once they are decompressed."""
+"""The most bytes that the records of a batch may have once they are decompressed."""
 MAX_HEADERS = 1_000_000
 """The most headers of all records of a batch. One of two bytes takes 150 in memory."""
 MAX_JSON_BYTES = MAX_PAYLOAD_BYTES
-"""JSON values of a batch that are longer together are left as bytes. Each byte of a list of lists takes 25 in memory,
-so compression must not make more of it than fits into an entry."""
+"""If the JSON values of a batch are longer than this together, they are left as bytes. Each byte of a list of lists
+takes 25 in memory, so compression must not make more of it than fits into an entry."""
 CONTENT_TYPE, JSON_TYPE = "content-type", "application/json"
 """The header of a record whose value is JSON: what was published as a JSON value, and not as bytes."""
 _XERIAL = b"\x82SNAPPY\x00"
@@ -158,13 +158,13 @@ def _check_count(batch: bytes | memoryview, count: int | None) -> None:
 
 
 def text_of(raw: bytes) -> str:
-    """What is not UTF-8 is shown with escapes."""
+    """The text of these bytes; what is not UTF-8 is shown with escapes."""
     return raw.decode(errors="backslashreplace")
 
 
 def _columns(data: bytes, number: int, base_ms: int) -> Columns:
-    """A call costs more than all else that is done for a record, so numbers of one byte are read in place, and two
-    lengths that often have two. A number is in zigzag: an odd one is negative."""
+    """The records, field by field. A call costs more than all else that is done for a record, so numbers of one byte
+    are read in place, and two lengths that often have two. A number is in zigzag: an odd one is negative."""
     attributes: list[int] = []
     times_ms: list[int] = []
     keys: list[bytes | None] = []
@@ -251,7 +251,7 @@ def decoded_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """A number as it is written, in zigzag."""
+    """A number in its written form, in zigzag."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -266,7 +266,8 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1 << 14)
 def encoded_varint(number: int) -> bytes:
-    """Remembered, because the lengths of messages are alike, and their places begin at 0 in every batch."""
+    """The bytes of a number. They are cached, because the lengths of messages are alike, and their places begin at 0 in
+    every batch."""
     left = (number << 1) ^ (number >> 63)
     out = bytearray()
     while left > 0x7F:

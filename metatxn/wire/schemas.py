@@ -15,7 +15,7 @@ _VERSION: dict[str, Any] = {"version": 2, "schema": _COLUMNS, "created_ms": 1767
 
 
 class SchemaVersion(BaseModel):
-    """The columns that a topic has, or had. `created_ms` is null if an earlier version of metatxn has set them."""
+    """The columns that a topic has, or had. `created_ms` is null if an earlier version of metatxn set them."""
 
     model_config = ConfigDict(populate_by_name=True) | example(**_VERSION)
 
@@ -69,7 +69,7 @@ class CheckSchemaRequest(RequestBody):
 
 
 class SetSchemaRequest(CheckSchemaRequest):
-    """With `expected_version` nothing happens if the topic has another version meanwhile."""
+    """A new schema. With `expected_version` nothing happens if the topic has another version by then."""
 
     model_config = example(schema=_COLUMNS, expected_version=1)
 

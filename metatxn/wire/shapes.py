@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, Union
 import pyarrow as pa
 
 EXACT = 2**53
-"""Up to this, integers are exact among numbers with a fraction."""
+"""The largest integer that is exact among numbers with a fraction."""
 _INTEGER, _LARGE, _NUMBER = "integer", "large integer", "number"
 Shape: TypeAlias = Union[type, str, list["Shape"], dict[str, "Shape"], None]  # noqa: UP007  # it is recursive
-"""None as long as every value was null."""
+"""The shape of values, which is None as long as every value was null."""
 _TYPES: dict[Any, pa.DataType] = {
     None: pa.null(),
     bool: pa.bool_(),
