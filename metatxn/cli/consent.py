@@ -30,7 +30,7 @@ class ConsentOptions:
 
     @property
     def wants_effect(self) -> bool:
-        """Whether somebody would read what the command does before it does that."""
+        """Whether someone would read what the command does before it does that."""
         return self.dry_run or (not self.yes and at_terminal())
 
     def given(self, session: ServiceOptions, effect: Callable[[], str]) -> bool:

@@ -69,4 +69,4 @@ def asked_at_once(
                 outcomes.append(error)
         return outcomes
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever still waits is woken when the client is closed
+        pool.shutdown(wait=False, cancel_futures=True)  # threads that still wait are woken when the client is closed

@@ -1,7 +1,7 @@
 """The console: pages that show a cluster and change it, for people with a browser.
 
-It is a client like any other. All that it knows of a cluster it asks of the public REST API of the services, with the
-token of its caller; nothing here reads the store or calls into a service.
+It is a client like any other. All that it knows about a cluster comes from the public REST API of the services, with
+the token of its caller; nothing here reads the store or calls into a service.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ PAGES: dict[str, PageHandler] = {
     "/topics/{topic}/subscriptions/{subscription}/seek": seeking.preview,
     "/topics/{topic}/subscriptions/{subscription}/seek/effect": seeking.effect,
 }
-"""What is shown, by path. Only callers whom the services know get there."""
+"""The pages, by path. Only callers that the services know get there."""
 OPEN_PAGES: dict[str, PageHandler] = {"/sign-in": signing_in.form}
 OPEN_CHANGES: dict[str, FormHandler] = {
     "/sign-in": signing_in.sign_in,
     "/sign-out": signing_in.sign_out,
     "/theme": signing_in.choose_theme,
 }
-"""What changes nothing but the reader's own session."""
+"""The actions that change only the reader's own session."""
 CHANGES: dict[str, ChangeHandler] = {
     "/transactions/{txn_id}/commit": ending.commit_transaction,
     "/transactions/{txn_id}/abort": ending.abort_transaction,
@@ -95,7 +95,7 @@ CHANGES: dict[str, ChangeHandler] = {
     "/topics/{topic}/subscriptions/{subscription}/seek": seeking.seek,
     "/topics/{topic}/subscriptions/{subscription}/redrive": seeking.redrive_letters,
 }
-"""What changes the cluster, with the rights of the caller."""
+"""The actions that change the cluster, with the rights of the caller."""
 
 _HEADERS = {
     b"cache-control": b"no-store",
@@ -107,9 +107,9 @@ _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"x-frame-options": b"DENY",
 }
-"""Of every answer, unless it has others."""
+"""The headers of every answer, unless it has others."""
 MAX_FIELDS = 1_100
-"""Of one form: more than there are rows on any page."""
+"""The most fields of one form: more than there are rows on any page."""
 
 
 def create_console(url: str, *, record: Recorder, read_only: bool = False) -> Console:
@@ -199,7 +199,7 @@ class Console:
         return found.response()
 
     async def _bug(self, request: Request, _: Exception) -> Response:
-        """What is raised goes on to the service, which logs it."""
+        """The page for a bug. What was raised goes on to the service, which logs it."""
         return Visit(self._site, request).page("bug.html", 500)
 
     async def _no_such_page(self, request: Request, error: Exception) -> Response:

@@ -36,7 +36,7 @@ class Asset:
 
 
 class Assets:
-    """All of them, in memory: they are few and small."""
+    """All files, in memory: they are few and small."""
 
     def __init__(self) -> None:
         package = files("metatxn.console")

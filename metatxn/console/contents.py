@@ -21,7 +21,7 @@ from metatxn.wire.rows import plain_values
 MOST_BYTES = 2 << 20
 """A larger entry is shown as bytes. Those that the client library sends are smaller, unless one message is not."""
 MOST_TABLE_BYTES = 16 << 20
-"""Of one that is decoded, see `arrow_sizes`."""
+"""The most bytes of a decoded table, see `arrow_sizes`."""
 MOST_ROWS = 100_000
 
 
@@ -52,8 +52,8 @@ def _messages(frame: Frame, schema: pa.Schema | None) -> Sequence[Content]:
 
 
 def _typed(frame: Frame, values: Sequence[Any], schema: pa.Schema) -> Sequence[Any]:
-    """JSON has texts for decimals, dates and times, which are compared as what they are. What does not fit its column,
-    and what is no column, stays as it was written."""
+    """The values in the types of their columns. JSON has texts for decimals, dates and times, which are compared as
+    what they are. What does not fit its column, and what is not a column, stays as it was written."""
     rows = _rows_of(decode_with_nulls(frame, schema).table)
     typed = ({name: each for name, each in row.items() if each is not None} for row in rows)
     return [{**value, **row} if isinstance(value, dict) else value for value, row in zip(values, typed, strict=True)]

@@ -1,7 +1,7 @@
 """Messages as files: JSON lines, Arrow, and CSV.
 
-Each begins with where a message is, and what is to be known of it, under the names that `client.read_table` gives them.
-Behind that are the columns of the topic. A topic without columns has the JSON of a value, or its bytes.
+Each begins with where a message is, and the facts about it, under the names that `client.read_table` gives them.
+After that come the columns of the topic. A topic without columns has the JSON of a value, or its bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 _FREE: list[pa.Field[Any]] = [pa.field(VALUE_COLUMN, pa.string()), pa.field("value_bytes", pa.binary())]
 _RISKY = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
-"""How a text begins that a spreadsheet may take for a formula."""
+"""The characters with which a text begins that a spreadsheet may take for a formula."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -54,7 +54,7 @@ def download(form: str, topic: TopicInfo, segment: str, messages: Sequence[Found
 
 
 def as_json_lines(topic: TopicInfo, segment: str, messages: Sequence[FoundMessage]) -> bytes:
-    """As REST gives messages: bytes are in base64, under a name of their own."""
+    """Messages as REST returns them: bytes are in base64, under a name of their own."""
     lines = (json.dumps(_object(segment, each), ensure_ascii=False, default=_text) for each in messages)
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
@@ -68,8 +68,8 @@ def _object(segment: str, message: FoundMessage) -> dict[str, Any]:
 
 
 def as_csv(topic: TopicInfo, segment: str, messages: Sequence[FoundMessage]) -> bytes:
-    """With a header. Lists and objects are in JSON, and bytes in base64. A text that a spreadsheet may take for a
-    formula has a `'` before it."""
+    """Messages as CSV with a header. Lists and objects are in JSON, and bytes in base64. A text that a spreadsheet may
+    take for a formula has a `'` before it."""
     columns = _columns(topic)
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -95,7 +95,7 @@ def _harmless(text: str) -> str:
 
 
 def as_arrow(topic: TopicInfo, segment: str, messages: Sequence[FoundMessage]) -> bytes:
-    """A file of Arrow IPC. In a topic with columns, what does not fit its column is null."""
+    """Messages as an Arrow IPC file. In a topic with columns, what does not fit its column is null."""
     schema = arrow_schema(topic.topic_schema)
     places = zip(*(_place(segment, each) for each in messages), strict=True) if messages else [()] * len(PLACE)
     columns: list[Any] = [pa.array(cells, field.type) for field, cells in zip(_FIELDS, places, strict=True)]
@@ -139,7 +139,7 @@ def _columns(topic: TopicInfo) -> Sequence[str]:
 
 
 def _text(value: Any) -> str:
-    """Of what JSON has no type for."""
+    """The text of a value that JSON has no type for."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
@@ -148,4 +148,4 @@ DOWNLOADS: Mapping[str, Download] = {
     "arrow": Download("Arrow", "arrow", "application/vnd.apache.arrow.file", as_arrow),
     "csv": Download("CSV", "csv", "text/csv; charset=utf-8", as_csv),
 }
-"""By the name that a request gives them."""
+"""The downloads, by the names that requests use."""

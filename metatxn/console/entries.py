@@ -14,16 +14,18 @@ Sight = Literal["readable", "skipped", "waits"]
 
 @dataclass(frozen=True, slots=True)
 class SeenEntry:
-    """`readable`: `read_committed` readers get it. `skipped`: they never will. `waits`: it is behind the horizon."""
+    """An entry and its state. `readable`: `read_committed` readers get it. `skipped`: they never will. `waits`: it is
+    after the horizon."""
 
     frame: Frame
     sight: Sight
 
 
 def seen_entries(durable: Iterable[Frame], readable: Iterable[Position], horizon: Position) -> Iterator[SeenEntry]:
-    """`durable` are all entries of a part of the segment, and `readable` the positions that a committed read of that
-    part has returned. `horizon` was read before it: at or below a horizon nothing ever changes, so what the read has
-    not returned there is skipped; and what it has returned is readable, also if the horizon has moved in between."""
+    """The entries with their states. `durable` are all entries of a part of the segment, and `readable` the positions
+    that a committed read of that part has returned. `horizon` was read before it: at or below a horizon nothing ever
+    changes, so what the read has not returned there is skipped; and what it has returned is readable, also if the
+    horizon has moved in between."""
     known = frozenset(readable)
     for frame in durable:
         if frame.position in known:

@@ -64,7 +64,7 @@ def pretty_json(value: Any) -> str:
 
 
 def topic_of(segment: str) -> str:
-    """The topic in a segment's id, or all of what is none."""
+    """The topic in a segment's id, or all of a text that is not an id."""
     return topic_of_segment(segment) or segment
 
 
@@ -74,7 +74,7 @@ def plain_topic(name: str) -> str:
 
 
 def segment_part(segment: str) -> str:
-    """What tells a segment of a topic from the others: `0000-7fff-2`."""
+    """The part of the id that tells a segment of a topic from the others: `0000-7fff-2`."""
     return segment.rpartition("/")[2]
 
 
@@ -85,7 +85,7 @@ def sentence(text: str) -> str:
 
 
 def coded(text: str) -> Markup:
-    """A text of which `this` is typed somewhere: the command line, or a program."""
+    """A text in which `this` is something to type: on the command line, or in a program."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)

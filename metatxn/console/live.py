@@ -1,8 +1,8 @@
 """Pages that follow what changes: server-sent events, each of which is the whole live part of a page.
 
-The browser swaps it in, and keeps what its reader has focused, opened or chosen. The services are asked again and
-again as long as the page is seen; the stream of a page in the background is closed. While nothing changes, nothing is
-sent but a comment now and then, by which a reader who is gone is noticed.
+The browser swaps it in, and keeps what its reader has focused, opened or chosen. The services are asked again and again
+as long as the page is visible; the stream of a page in the background is closed. While nothing changes, nothing is sent
+except a comment now and then, which reveals a reader that has gone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from starlette.responses import Response, StreamingResponse
 EVENTS = "text/event-stream"
 LOOK_EVERY_S = 2.0
 QUIET_LOOKS = 7
-"""After so many looks without news, a comment is sent."""
+"""After this many looks without news, a comment is sent."""
 
 Look = Callable[[], Awaitable[str]]
-"""Makes the live part of a page as it is now."""
+"""Make the live part of a page as it is now."""
 
 
 def is_live(request: Request) -> bool:
@@ -32,7 +32,7 @@ def live_response(look: Look, closing: asyncio.Event) -> Response:
 
 
 def events(texts: Iterable[str]) -> Response:
-    """A stream of these events that ends behind them. The browser asks again after a while."""
+    """A stream of these events that ends after them. The browser asks again after a while."""
     return Response("".join(map(event, texts)), media_type=EVENTS)
 
 

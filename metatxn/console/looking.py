@@ -25,10 +25,10 @@ PAGE_BYTES = 256 << 10
 MOST_ENTRIES_LOOKED_AT = 1_000
 MOST_LOOKED_AT = 7_500
 LOOKED_BYTES = 1 << 20
-"""Of a page that shows only what matches."""
+"""The most bytes that are looked through for a page that shows only what matches."""
 MOST_READS = 20
 MOST_TRANSACTIONS = 200
-"""Whose headers are read for one page."""
+"""The most transactions whose headers are read for one page."""
 PAGE_CHARACTERS = 110_000
 ROW_CHARACTERS = 900
 """About as much HTML as a row needs beside its value."""
@@ -57,7 +57,7 @@ class WantedMessages:
 
 @dataclass(frozen=True, slots=True)
 class PageStart:
-    """Behind the entry at `after`, and behind the first `skip` messages of the one that comes next."""
+    """The start of a page: after the entry at `after`, and after the first `skip` messages of the next one."""
 
     after: Position
     skip: int = 0
@@ -65,7 +65,7 @@ class PageStart:
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """`state` and `kind`, its colour, say what readers see of it."""
+    """A message that was found. `state`, and `kind`, which is its colour, say what readers see of it."""
 
     frame: Frame
     index: int
@@ -101,7 +101,7 @@ async def look_through(
     wanted: WantedMessages,
     until: Position | None = None,
 ) -> LookedThrough:
-    """`horizon` was read before. What is behind `until` is left out."""
+    """Look through a segment. `horizon` was read before. What is after `until` is left out."""
     entries, following = await _entries(visit, segment, place.after, horizon, wanted)
     if until is not None:
         entries, following = [each for each in entries if each.frame.position <= until], None
@@ -164,7 +164,7 @@ def _state(entry: SeenEntry, header: TransactionHeader | None) -> tuple[str, str
 async def _entries(
     visit: Visit, segment: str, after: Position, horizon: Position, wanted: WantedMessages
 ) -> tuple[list[SeenEntry], Position | None]:
-    """Some entries behind a position, and the position behind which there are more."""
+    """Some entries after a position, and the position after which there are more."""
     most = MOST_ENTRIES_LOOKED_AT if wanted.filtered else MOST_ENTRIES
     max_bytes = LOOKED_BYTES if wanted.filtered else PAGE_BYTES
     isolation: Isolation = "read_uncommitted" if wanted.everything else "read_committed"
@@ -180,7 +180,7 @@ async def _entries(
 
 
 async def _readable(visit: Visit, segment: str, after: str, frames: Sequence[Frame], max_bytes: int) -> set[Position]:
-    """The positions of those that readers get."""
+    """The positions of the entries that readers get."""
     found: set[Position] = set()
     for _ in range(MOST_READS):
         if not frames or Position.parse(after) >= frames[-1].position:
@@ -194,7 +194,7 @@ async def _readable(visit: Visit, segment: str, after: str, frames: Sequence[Fra
 
 
 async def _headers(visit: Visit, entries: Sequence[SeenEntry]) -> dict[str, TransactionHeader]:
-    """Of the transactions whose entries readers do not see, as far as the caller may see them."""
+    """The headers of transactions whose entries readers do not see, as far as the caller may see them."""
     wanted = [*dict.fromkeys(_undecided(entries))][:MOST_TRANSACTIONS]
     found = await asyncio.gather(*(visit.client.attach(txn_id).refresh() for txn_id in wanted), return_exceptions=True)
     headers = zip(wanted, found, strict=True)

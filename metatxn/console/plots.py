@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 320, 150
 LEFT, RIGHT, TOP, BOTTOM = 78, 6, 9, 20
 """The space around the plot for the words at its axes."""
 LATELY = 3
-"""The latest value is not known yet while it is counted: what it is now is one of the last values."""
+"""The latest value is not known while it is still being counted: the present one is among these last values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLine:
-    """`number` chooses the colour. `area` is what is below the line."""
+    """A line of a plot. `number` chooses the colour. `area` is what is below the line."""
 
     number: int
     name: str
@@ -35,7 +35,7 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """`rows` and `columns` are the places of the grid, with the words beside them."""
+    """A plot. `rows` and `columns` are the places of the grid, with the words beside them."""
 
     title: str
     lines: Sequence[DrawnLine]

@@ -28,7 +28,7 @@ _SAME = "same-origin"
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """`token` is None if nobody is signed in: then the services are asked without one."""
+    """A session. `token` is None if no one is signed in: then the services are asked without one."""
 
     secret: str
     token: str | None = None
@@ -47,14 +47,14 @@ class BrowserSession:
 
     @property
     def form_token(self) -> str:
-        """What every form sends back."""
+        """The number that every form sends back."""
         return hmac.digest(self.secret.encode(), b"form", "sha256").hex()
 
     def sent(self, form_token: str) -> bool:
         return hmac.compare_digest(self.form_token.encode(), form_token.encode())
 
     def keep(self, request: Request, response: Response) -> None:
-        """Have the browser keep the session until it is closed, or until somebody signs out."""
+        """Have the browser keep the session until it is closed, or until its user signs out."""
         value = self.secret if self.token is None else f"{self.secret}.{self.token}"
         set_cookie(request, response, cookie_name(request), value)
 
@@ -76,12 +76,13 @@ def is_secure(request: Request) -> bool:
 
 
 def cookie_name(request: Request) -> str:
-    """Browsers send the cookies of all ports of a machine to each of them: every console has a name of its own."""
+    """The name of the cookie: browsers send the cookies of all ports of a machine to each of them, so consoles
+    differ."""
     return f"metatxn-console-{request.url.port or 0}"
 
 
 def local_url(url: str) -> str:
-    """A page of this console, and of no other site."""
+    """The URL if it is a page of this console, and not of another site."""
     parts = urlsplit(url)
     is_here = not parts.scheme and not parts.netloc and (parts.path + "/").startswith(f"{PATH}/")
     return url if is_here else f"{PATH}/"
@@ -97,7 +98,7 @@ def url_before(request: Request) -> str:
 
 def comes_from_here(request: Request) -> bool:
     """Whether a change was asked for by a page of this console. Browsers say so themselves, and no page can change what
-    they say; without either header the caller is no browser, or a very old one."""
+    they say; without either header the caller is not a browser, or a very old one."""
     said = request.headers.get("sec-fetch-site")
     if said is not None:
         return said == _SAME
@@ -106,6 +107,6 @@ def comes_from_here(request: Request) -> bool:
 
 
 def comes_from_elsewhere(request: Request) -> bool:
-    """Whether somebody has followed a link of another site, so that the browser has kept the cookie to itself."""
+    """Whether a link from another site was followed, so that the browser has kept the cookie to itself."""
     said = request.headers.get("sec-fetch-site", _SAME)
     return request.headers.get("sec-fetch-mode") == "navigate" and said not in (_SAME, "none")

@@ -17,7 +17,8 @@ async def form(visit: Visit) -> Response:
 
 
 async def sign_in(visit: Visit, values: SentForm) -> Response:
-    """The token counts once the services know it. The session is a new one: forms of the former are worthless."""
+    """Sign in. The token counts once the services know it. The session is a new one: forms of the former are
+    worthless."""
     token, then = values.get("token", "").strip(), local_url(values.get("next", ""))
     wrong = await _refusal(visit, token)
     if wrong is not None:

@@ -17,7 +17,7 @@ from metatxn.transport.api import Transport
 
 
 class Recorder(Protocol):
-    """Writes a line of the audit log; `status` is that of HTTP."""
+    """Write a line of the audit log; `status` is that of HTTP."""
 
     def __call__(
         self,
@@ -33,8 +33,8 @@ class Recorder(Protocol):
 
 @dataclass(slots=True)
 class Site:
-    """`url` is that of a coordinator, through which the console finds all others. With `read_only` nothing can be
-    changed. `closing` is set when the process is about to stop, so that no page keeps it from that."""
+    """The site. `url` is that of a coordinator, through which the console finds all others. With `read_only` nothing
+    can be changed. `closing` is set when the process is about to stop, so that no page keeps it from that."""
 
     url: str
     transport: Transport
@@ -54,7 +54,7 @@ class Site:
 
 
 def _templates(assets: Assets) -> Environment:
-    """Whatever a page shows is escaped, and a name that a template does not know is a bug."""
+    """The templates. Whatever a page shows is escaped, and a name that a template does not know is a bug."""
     templates = Environment(
         loader=PackageLoader("metatxn.console"),
         autoescape=True,

@@ -1,4 +1,5 @@
-"""The segments of a topic as a map: hashes from top to bottom, and from left to right what followed what."""
+"""The segments of a topic as a map: hashes run from top to bottom, and segments are left of those that followed
+them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Tree:
         self._all = segments
         self._details = details
         self._shown = sorted(segments, key=lambda each: number_of_segment(each.segment))[-MOST_BOXES:]
-        """The latest ones, if there are too many."""
+        """The segments, or the latest ones if there are too many."""
         self._begins: list[int] = []
         for index, segment in enumerate(self._shown):
             before = [self._begins[at] for at in range(index) if _overlap(self._shown[at], segment)]

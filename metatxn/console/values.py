@@ -17,12 +17,12 @@ SHORT = 100
 BYTES_IN_A_LINE = 16
 SHOWN_BYTES = 512
 NODE_CHARACTERS = 120
-"""About as much HTML as a node needs beside its texts."""
+"""About as much HTML as a node needs besides its texts."""
 
 
 @dataclass(slots=True)
 class ValueNode:
-    """A part of a value with its name there. One with `children` may be opened; `more` tells that not all is shown."""
+    """A part of a value with its name there. One with `children` may be opened; `more` means that not all is shown."""
 
     name: str | None
     text: str
@@ -84,7 +84,7 @@ def _members(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[tuple[str, An
 
 
 def _summary(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Its first members, as much as fits into a line."""
+    """The first members of a value, as much as fits into a line."""
     if not value:
         return "{}" if isinstance(value, Mapping) else "[]"
     parts: list[str] = []

@@ -18,7 +18,7 @@ from metatxn.console.sessions import PATH, BrowserSession, comes_from_elsewhere,
 from metatxn.console.site import Site
 
 READ_TIMEOUT_S = 5.0
-"""A page says that a service does not answer, rather than let its reader wait."""
+"""The time after which a page says that a service does not answer, rather than let its reader wait."""
 CHANGE_TIMEOUT_S = 30.0
 THEME = "metatxn-theme"
 SAID = "metatxn-said"
@@ -36,7 +36,7 @@ Values = Mapping[str, Any]
 
 
 class SentForm(dict[str, str]):
-    """What a form has sent. Boxes that were ticked have one name together."""
+    """What a form has sent. Boxes that were ticked share one name."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._pairs = [*pairs]
@@ -55,13 +55,13 @@ class MadeChange:
 
 
 class Visit:
-    """`client` asks the services with the token of the caller."""
+    """A request to the console. `client` asks the services with the token of the caller."""
 
     def __init__(self, site: Site, request: Request) -> None:
         self.site = site
         self.request = request
         found = BrowserSession.of(request)
-        # The browser does not send its cookie if another site has led to us: it may have one all the same.
+        # The browser does not send its cookie if another site has led to us: it may have one anyway.
         self._begins_session = found is None and request.method == "GET" and not comes_from_elsewhere(request)
         self.session = found or BrowserSession.begin()
         self.client = self.client_with(READ_TIMEOUT_S if request.method == "GET" else CHANGE_TIMEOUT_S)
@@ -70,7 +70,7 @@ class Visit:
         """The lines that this request has written into the audit log."""
 
     def client_with(self, timeout_s: float) -> metatxn.AsyncClient:
-        """One that waits for so long, with the token of the caller."""
+        """A client that waits for this long, with the token of the caller."""
         return connect_async(self.site.url, self.session.token, timeout_s, transport=self.site.transport)
 
     @property
@@ -163,7 +163,7 @@ class Visit:
         return live_response(look, self.site.closing)
 
     def problem(self, error: metatxn.MetatxnError) -> str:
-        """What stands in place of the live part of a page until the services answer again."""
+        """What is shown in place of the live part of a page until the services answer again."""
         return self._block("problem.html", "live", {"error": error})
 
     def fragment(self, template: str, block: str, **values: Any) -> Response:

@@ -1,8 +1,8 @@
 """Checks of the metadata store, as far as they have come.
 
-A check goes on while its page is seen. The browser closes the stream of a page in the background, and opens another one
-when the page is seen again: the check goes on there. So the latest checks are kept, each under a number that only the
-page of it knows.
+A check goes on while its page is visible. The browser closes the stream of a page in the background, and opens another
+one when the page is visible again: the check goes on there. So the latest checks are kept, each under a number that
+only the page of it knows.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import metatxn
 from metatxn.wire.coordinator import CheckedRecords, StoreFinding
 
 RECORDS_PER_STEP = 200
-"""Comparing them takes some milliseconds, in which the coordinator does nothing else."""
+"""The records of one step. Comparing them takes some milliseconds, in which the coordinator does nothing else."""
 MOST_FINDINGS = 100
 MOST_PREFIXES = 100
-"""What somebody else has written may have any beginning."""
+"""The most beginnings of keys: what other programs have written may have any beginning."""
 MOST_CHECKS = 20
-"""That are kept. Whoever comes back to an earlier one begins anew."""
+"""The most checks that are kept. A page that comes back to an earlier one begins anew."""
 _ID = re.compile("[0-9a-f]{32}", re.ASCII)
 
 
 @dataclass(slots=True)
 class WatchedCheck:
-    """`ended_ms` is when everything had been examined."""
+    """A check. `ended_ms` is when everything had been examined."""
 
     records: int = 0
     wrong: int = 0
@@ -39,7 +39,7 @@ class WatchedCheck:
     _going_on: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def go_on(self, client: metatxn.AsyncClient, steps: int, now_ms: int) -> None:
-        """Examine some more records, each once, whoever else looks. What fails is examined again the next time."""
+        """Examine some more records, each once, however many look. What fails is examined again the next time."""
         async with self._going_on:
             for _ in range(steps):
                 if self.ended_ms is not None:
@@ -62,13 +62,13 @@ class WatchedCheck:
 
 
 class WatchedChecks:
-    """The latest ones of this process. Another one knows nothing of them, and begins anew."""
+    """The latest checks of this process. Another process does not know them, and begins anew."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, WatchedCheck] = OrderedDict()
 
     def of(self, number: str) -> tuple[str, WatchedCheck]:
-        """The check of this number; a new one, under a number of its own, if it is none."""
+        """The check with this number; a new one, under a number of its own, if there is none."""
         if not _ID.fullmatch(number):
             number = secrets.token_hex(16)
         check = self._kept.setdefault(number, WatchedCheck())

@@ -1,4 +1,4 @@
-"""Which messages somebody wants to see: an expression over their columns, such as
+"""Which messages to show: an expression over their columns, such as
 `amount >= 100 and customer.country = "DE" or urgent = true`.
 
     expression   alternative ("or" alternative)*
@@ -10,7 +10,7 @@
 
 A column is a member of a value that is an object; a dot leads into an object within it. A value of any other kind has
 one column, `value`. Times, dates and whatever JSON has no type for are compared as the text that the page shows, and
-decimals as numbers. `~` looks for a text within a text, in any case. What has another type than the literal, and what
+decimals as numbers. `~` looks for a text within a text, ignoring case. What has another type than the literal, and what
 is not there, matches nothing; `= null` matches what is not there or null, and `!= null` everything else.
 """
 
@@ -62,7 +62,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """One of the alternatives has to match, with each of its comparisons."""
+    """An expression. One of the alternatives has to match, with each of its comparisons."""
 
     alternatives: Sequence[Sequence[Comparison]]
 
@@ -71,7 +71,7 @@ class Where:
 
 
 def parsed_where(text: str) -> Where:
-    """Raises `InvalidArgument`, which says where the expression cannot be understood."""
+    """The expression in a text. Raises `InvalidArgument`, which says where it cannot be understood."""
     if len(text) > LONGEST:
         raise _refused(f"it has {len(text)} characters, and may have {LONGEST}")
     tokens = [*_tokens(text)]

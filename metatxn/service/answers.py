@@ -19,7 +19,7 @@ def model_response(model: BaseModel, status: int = 200) -> Response:
 
 
 def json_response(value: object) -> Response:
-    """For large answers: anything that JSON can express, without a model."""
+    """A response for large answers: anything that JSON can express, without a model."""
     return Response(to_json(value), media_type="application/json")
 
 

@@ -1,11 +1,11 @@
-"""The audit log: who has changed what it takes a right to change, or has tried to, and what became of it.
+"""The audit log: who changed something that requires a right, or tried to, and what the outcome was.
 
     {"event": "audit", "verb": "topic.delete", "object": {"topic": "public/default/orders"}, "principal": "ada",
      "address": "10.0.0.7", "outcome": "allowed", "status": 204, "level": "info", "timestamp": "2026-03-02T09:04:00Z"}
 
 It is the logger `metatxn.audit` of the standard library, so the one that starts a service chooses where the lines go
 (`metatxn/cli/logs.py`). A line is written when the outcome is known, in the same turn of the event loop. It is not
-forced to the disk: what it tells of is in the store already, and must not fail because its line cannot be written.
+forced to the disk: what it reports is in the store already, and must not fail because its line cannot be written.
 
 Transactions are begun and ended without a line. Thousands of lines a second would hide the others, and each header
 names its owner.
@@ -27,7 +27,7 @@ from metatxn.wire import errors
 from metatxn.wire.names import topic_name
 
 MAX_TEXT = 1024
-"""A client chooses the length of a name, also of one that is refused. What is longer is cut off."""
+"""The length at which names are cut off: a client chooses the length of a name, also of one that is refused."""
 _UNKNOWN = (NO_ANSWER, INTERNAL_ERROR, errors.OutcomeUnknown.status)
 _lines = logging.getLogger("metatxn.audit")
 _log = structlog.wrap_logger(
@@ -60,7 +60,7 @@ def record(
     address: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a line. `status` is that of HTTP, also for what came on another way."""
+    """Write a line. `status` is that of HTTP, also for what came another way."""
     members: dict[str, Any] = {"verb": verb, "object": _short(_in_full(about))}
     if arguments:
         members["arguments"] = _short(arguments)
@@ -68,7 +68,7 @@ def record(
 
 
 def outcome_of(status: int) -> str:
-    """`unknown`: the caller was not told what happened, and it may have happened."""
+    """The outcome of a request. `unknown`: the caller was not told what happened, and it may have happened."""
     if status in _UNKNOWN:
         return "unknown"
     if status == errors.NotAllowed.status:
@@ -85,7 +85,7 @@ def _in_full(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Truths, and numbers and texts of a moderate length, as they are; all else as a text with an end."""
+    """Booleans, and numbers and texts of a moderate length, as they are; all else as a text that is cut off."""
     return {name: value if value is None or isinstance(value, bool) else _text(value) for name, value in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""The audit log of this process read back, the latest line first.
+"""The audit log of this process read back, latest line first.
 
 Only a file of its own can be read: `--audit-log` names it. A page token is a place in the file, and the number of the
 file on its disk: if `logrotate` has moved the file away, the token means nothing any more.
@@ -22,12 +22,13 @@ from metatxn.wire.errors import invalid_field
 from metatxn.wire.models import AuditEntry, AuditPage
 
 PAGE_BYTES = 1 << 18
-"""What is read for one page. It holds hundreds of lines; none is nearly as long."""
+"""The bytes that are read for one page. They hold hundreds of lines; none is nearly as long."""
 _TOKEN = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16})", re.ASCII)
 
 
 def latest_lines(limit: int, page_token: str | None) -> AuditPage:
-    """Raises NOT_FOUND if there is no such file, and INVALID_ARGUMENT. It reads from a disk: call it in a thread."""
+    """A page of lines. Raises NOT_FOUND if there is no file, and INVALID_ARGUMENT. It reads a disk: call it in a
+    thread."""
     path = audit.log_file()
     if path is None:
         raise errors.NotFound(
@@ -83,7 +84,7 @@ def _lines_backwards(data: bytes, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _entry(line: bytes) -> AuditEntry | None:
-    """None if something else has written the line."""
+    """The entry in a line, or None if something else has written it."""
     try:
         return AuditEntry.model_validate(json.loads(line))
     except (ValueError, RecursionError, ValidationError):

@@ -1,4 +1,4 @@
-"""Which requests the audit log tells of, and what it shows of them.
+"""Which requests the audit log records, and what it shows of them.
 
 An endpoint is marked with `audited`. The gate has the line written once it knows the status of the answer, so no way
 to an endpoint, and none that ends before it, goes without. A line has the names of the path, and those members of query
@@ -25,7 +25,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is told of the requests to an endpoint. With `only_if`, only those count whose body has a true member of
+    """What is recorded of the requests to an endpoint. With `only_if`, only those count whose body has a true member of
     that name. `topic` is the member of the body that names the topic, if the path does not."""
 
     verb: str
@@ -100,12 +100,12 @@ class Audit:
 
 
 def address_of(scope: Scope) -> str | None:
-    """Of the connection, which is a proxy's if there is one."""
+    """The address of the connection, which is a proxy's if there is one."""
     return scope["client"][0] if scope.get("client") else None
 
 
 def _path(scope: Scope) -> str:
-    """As the routes see it."""
+    """The path as the routes see it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.decode("latin-1")
 
@@ -116,8 +116,8 @@ def _names(route: Route, scope: Scope) -> dict[str, Any]:
 
 
 def _members(body: bytes) -> dict[str, Any] | None:
-    """Of a body in JSON; None if it cannot be read. This reads every encoding that the framework reads, so nobody hides
-    a member from the log in one that only the endpoint knows."""
+    """The members of a JSON body; None if it cannot be read. This reads every encoding that the framework reads, so no
+    one can hide a member from the log in one that only the endpoint knows."""
     try:
         value = json.loads(body) if body else {}
     except (ValueError, RecursionError):
@@ -126,7 +126,7 @@ def _members(body: bytes) -> dict[str, Any] | None:
 
 
 def _is_true(sent: Mapping[str, Any] | None, name: str, status: int) -> bool:
-    """A body counts, too, that was accepted and could only be read by the endpoint."""
+    """Whether a member is true. A body that was accepted and could only be read by the endpoint counts, too."""
     return status < 300 if sent is None else sent.get(name) is True
 
 

@@ -24,7 +24,7 @@ from metatxn.service.http import CONTENT_TYPE, JSON, Caller
 from metatxn.service.shortcuts import PreparedCalls, ShortcutRoute
 
 ArgumentReader = Callable[[Scope, Mapping[str, str]], Any]
-"""Makes one argument of an endpoint from a request and its query. Raises `Unfit` or `ValidationError`."""
+"""Make one argument of an endpoint from a request and its query. Raises `Unfit` or `ValidationError`."""
 
 
 class Unfit(Exception):
@@ -97,7 +97,7 @@ def _body_reader(validated: TypeAdapter[Any], default: Any) -> ArgumentReader:
 
 
 def _query(sent: bytes, asked: set[str]) -> dict[str, str]:
-    """Raises `Unfit` unless every parameter is known, is given once, and is UTF-8."""
+    """The parameters of a query. Raises `Unfit` unless each is known, is given once, and is UTF-8."""
     query: dict[str, str] = {}
     for pair in filter(None, sent.decode("latin-1").split("&")):
         name, _, value = pair.partition("=")

@@ -23,7 +23,8 @@ class Durations:
         self.sum = 0.0
 
     def add(self, seconds: float, trace_id: str | None = None) -> None:
-        """With `trace_id` it becomes the exemplar of its bucket, from which operators get to the trace."""
+        """Count a duration. With `trace_id` it becomes the exemplar of its bucket, which leads operators to the
+        trace."""
         bucket = bisect_left(BOUNDS, seconds)
         self._counts[bucket] += 1
         self.sum += seconds

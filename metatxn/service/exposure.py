@@ -1,7 +1,7 @@
 """How a service is exposed to the network: who may connect, with or without TLS, and how much they may send.
 
 authentication   address      result
-off              loopback     the default: only this machine may connect, and everybody on it may do everything
+off              loopback     the default: only this machine may connect, and everyone on it may do everything
 off              any other    refused, unless `allow_anonymous` says that this is intended
 on               any          every request needs a token; without TLS there is a warning, as tokens can be read
 """
@@ -60,7 +60,7 @@ class Exposure:
 
 
 def is_loopback(host: str) -> bool:
-    """Names other than `localhost` may resolve to any address."""
+    """Whether a host is this machine only. Names other than `localhost` may resolve to any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -93,7 +93,8 @@ def open_exposure(
 
 
 def _signed_tokens(public_key: Path, audience: str | None) -> SignedTokens:
-    """Its libraries (jwt, cryptography) take a tenth of a start; only those who need them load them."""
+    """Signed tokens. Their libraries (jwt, cryptography) take a tenth of a start, so they are loaded only when
+    needed."""
     from metatxn.service.security.signed_tokens import SignedTokens
 
     return SignedTokens(public_key, audience)
@@ -117,5 +118,5 @@ def _tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    """Without this, OpenSSL asks for the password on the terminal."""
+    """Refuse an encrypted key. Without this, OpenSSL asks for the password on the terminal."""
     raise ValueError("the key is encrypted")

@@ -60,7 +60,7 @@ class Gate:
         open_below: Sequence[str] = (),
         quotas: Quotas | None = None,
     ) -> None:
-        """What is at or below `open_below` asks for tokens itself, if it needs any."""
+        """Paths at or below `open_below` ask for tokens themselves, if they need any."""
         self._app = app
         self._open_paths = _OPEN_PATHS.union(open_below)
         self._open_below = (_OPEN_ASSETS, *(f"{path}/" for path in open_below))
@@ -108,7 +108,7 @@ class Gate:
     # -- who ---------------------------------------------------------------------------------------------------
 
     def _admit(self, scope: Scope) -> bool:
-        """Sets the caller, also of a request that is refused because it lacks a right. Returns whether quotas count for
+        """Set the caller, also of a request that is refused because it lacks a right. Returns whether quotas apply to
         the request."""
         address = f"address {scope['client'][0] if scope.get('client') else ''}"
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")  # as the routes see it

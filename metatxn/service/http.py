@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 def _unquote_segment(value: object) -> object:
-    """Path parameters arrive percent-encoded (see `RawPath`)."""
+    """Decode a path parameter: they arrive percent-encoded (see `RawPath`)."""
     if isinstance(value, str):
         if _BROKEN_ESCAPE.search(value):
             raise ValueError("has a % without two hexadecimal digits after it; send a % itself as %25")

@@ -1,5 +1,5 @@
 """What this process still knows of the cluster while the metadata store does not answer: the services that were
-announced, and when the store answered last. It helps whoever looks for what is wrong; nothing is decided by it."""
+announced, and when the store answered last. It helps people who look for what is wrong; nothing is decided by it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ AWAY_AFTER_MS = 5_000
 
 
 class KnownCluster:
-    """The announcements are followed by a watch, and `guard` looks at the store every two seconds."""
+    """What is known of the cluster: a watch follows the announcements, and `guard` looks at the store every two
+    seconds."""
 
     def __init__(self, store: MetadataStore, guard: IncarnationGuard) -> None:
         self._guard = guard
@@ -38,12 +39,12 @@ class KnownCluster:
 
     @property
     def answered_ms(self) -> int | None:
-        """When the store answered a look last, if it has."""
+        """When the store last answered a look, if it has."""
         return self._guard.answered_ms
 
     @property
     def silence(self) -> str:
-        """Why the store has not answered a request that was patient."""
+        """Why the store has not answered a request that waited."""
         return self._guard.silence or f"no answer within {self.patience_s:g} s"
 
     @property

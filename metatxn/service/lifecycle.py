@@ -1,10 +1,10 @@
-"""The lines of the log that tell what becomes of a service, of its segments, and of old transactions.
+"""The lines of the log that say what happens to a service, to its segments, and to old transactions.
 
     {"event": "segment acquired", "segment": "segment://public/default/orders/0000-ffff-0", "generation": 3,
      "former": null, "seconds": 0.012, "level": "info", "timestamp": "2026-03-02T09:04:00.000000Z"}
 
-Programs may rely on them: `ops/log.schema.json` says which members each event has. What was planned is told at `info`,
-and what was not at `warning`. All other lines of the log are for people.
+Programs may rely on them: `ops/log.schema.json` says which members each event has. What was planned is logged at
+`info`, and what was not, at `warning`. All other lines of the log are for people.
 """
 
 from __future__ import annotations

@@ -16,11 +16,12 @@ class Limits:
     max_body_bytes: int = MAX_BODY_BYTES
     max_headers: int = 100
     max_header_bytes: int = 32 << 10
-    """Names and values together. The URL does not count, because a browse token contains a place for each segment."""
+    """The bytes of names and values. The URL does not count, because a browse token contains a place for each
+    segment."""
     body_timeout_ms: int = 60_000
-    """For the whole body to arrive, counted from the end of the head."""
+    """The time for the whole body to arrive, counted from the end of the head."""
     request_timeout_ms: int = 120_000
-    """For the answer; longer than the longest long poll."""
+    """The time for the answer; longer than the longest long poll."""
     max_requests: int = 4096
     """The most requests in progress at the same time."""
     requests_per_second: float | None = None
@@ -28,7 +29,7 @@ class Limits:
     limit."""
 
     slow_request_ms: int = 1_000
-    """An answer that takes longer has a line in the log."""
+    """An answer that takes longer is logged."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

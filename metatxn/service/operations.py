@@ -144,7 +144,7 @@ def _last_known(known: KnownCluster, listener: str | None) -> KnownServices:
 
 
 async def _size(store: MetadataStore) -> int | None:
-    """None if it is not told soon."""
+    """The size of the store, or None if it is not known soon."""
     try:
         async with asyncio.timeout(WITHIN_SECONDS):
             return await store.size_bytes()
@@ -185,7 +185,7 @@ def _add_own(app: FastAPI, throughput: Callable[[], ThroughputAnswer]) -> None:
         responses=problems(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
     )
     async def audit_log(limit: _Limit = 100, page_token: _PageToken = None) -> Response:
-        """Who has changed what at this service, or tried to, the latest first. `NOT_FOUND` if the service was started
+        """Who changed what at this service, or tried to, latest first. `NOT_FOUND` if the service was started
         without a file for its audit log. Files that were moved away are not read."""
         page = await asyncio.to_thread(audit_pages.latest_lines, limit, page_token)
         return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
@@ -200,7 +200,7 @@ P = TypeVar("P", bound=Process)
 
 
 def _processes(records: Iterable[Record], prefix: str, kind: type[P], listener: str | None) -> list[P]:
-    """What each of them has announced, as far as it is shown, with its address for clients of this listener."""
+    """What each process has announced, as far as it is shown, with its address for clients of this listener."""
     processes = []
     for record in records:
         announced: dict[str, Any] = json.loads(record.value)

@@ -21,7 +21,8 @@ Pause = Callable[[float], Awaitable[None]]
 
 PATIENCE_MS = 10_000
 LEAST_ROUNDS = 3
-"""This many even if the time is over: a process that was frozen for long still finds out what became of its request."""
+"""This many even if the time is over: a process that was frozen for long still finds out what happened to its
+request."""
 MOST_ROUNDS = 30
 """No more than this even if the clock is set back."""
 _FIRST_PAUSE_S = 0.02

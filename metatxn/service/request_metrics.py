@@ -63,12 +63,12 @@ class MeasuredRequest:
         return now - self._began
 
     def seconds_to_answer(self, now: float) -> float:
-        """Until the answer began, or until now if there was none."""
+        """The seconds until the answer began, or until now if there was none."""
         return (self._answered or now) - self._began
 
 
 class RequestMetrics(Collector):
-    """Registers itself. Used only on the event loop of the service."""
+    """The metrics of requests. Registers itself. Used only on the event loop of the service."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = self._clock = clock

@@ -91,7 +91,7 @@ class Shortcuts:
         return None
 
     def _learn(self) -> None:
-        """The routes up to the last one of a shortcut. One of another kind that is tried before may match the same
+        """Collect the routes up to the last shortcut. One of another kind that is tried earlier may match the same
         request."""
         routes = self._served.router.routes
         self._known = len(routes)

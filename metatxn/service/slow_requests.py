@@ -17,11 +17,12 @@ from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.request_metrics import NO_ROUTE, MeasuredRequest
 
 PAUSE_S = 0.1
-"""Between two lines."""
+"""The shortest time between two lines."""
 
 
 class SlowRequests:
-    """Used only on the event loop of the service. `clock` is that of the measured requests."""
+    """The log of slow requests. Used only on the event loop of the service. `clock` is that of the measured
+    requests."""
 
     def __init__(self, slow_ms: int, clock: Callable[[], float]) -> None:
         self._slow_s = slow_ms / 1000
@@ -51,7 +52,7 @@ class SlowRequests:
 
 
 def _asked_to_wait_s(scope: Scope, body: bytes) -> float:
-    """What the query or the body says."""
+    """The wait that the query or the body asks for."""
     asked: list[Any] = list(parse_qs(scope["query_string"].decode("latin-1")).get("wait_ms", []))
     if b'"wait_ms"' in body:
         asked.append(_member(body))

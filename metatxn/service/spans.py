@@ -31,14 +31,14 @@ from starlette.types import Scope
 from metatxn.service.request_metrics import NO_ANSWER, MeasuredRequest
 
 EXPORT_TIMEOUT_S = 2
-"""How long a batch of spans is tried to be sent, the last one included, for which the end of the process waits."""
+"""How long sending a batch of spans is tried; also the last one, for which the end of the process waits."""
 _TRACES_PATH = "/v1/traces"
 _CONTEXT = (b"traceparent", b"tracestate")
 _SERVER_ERROR = 500
 _sampled: ContextVar[bool] = ContextVar("metatxn_sampled", default=False)
 """Whether the request that is being answered is sampled."""
 _UNSAMPLED = set_span_in_context(NonRecordingSpan(SpanContext(1, 1, is_remote=False)))
-"""The services that are asked within it do not sample either."""
+"""The header by which the services that are asked within it do not sample either."""
 
 
 class UnsampledRequest:
@@ -132,7 +132,7 @@ class Tracing:
 
 
 def _traces_of(url: str) -> str:
-    """Where spans go, of a receiver: to a path of its own, unless the URL has one. Raises `ValueError`."""
+    """The URL of a receiver to which spans go: a path of its own, unless the URL has one. Raises `ValueError`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(f"{url!r} is not a URL like http://localhost:4318")

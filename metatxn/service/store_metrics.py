@@ -13,7 +13,7 @@ from metatxn.service.tracing import trace_store_call
 
 
 class StoreMetrics(Collector):
-    """Registers itself. `observe` is for `MeasuredStore`."""
+    """The metrics of the store. Registers itself. `observe` is for `MeasuredStore`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._durations: dict[str, Durations] = {}

@@ -1,4 +1,4 @@
-"""What a service has done lately, for whoever looks at it without a monitoring system beside it.
+"""What a service has done lately, for people who look at it without a monitoring system.
 
 Its counters are looked at every ten seconds, and what was counted between two looks is remembered for a quarter of an
 hour. A monitoring system should scrape `/metrics` instead.

@@ -18,7 +18,7 @@ def set_up_tracing(service: str, url: str, sampling: float = DEFAULT_SAMPLING) -
     """Send spans of this process as OTLP over HTTP to `url`: of the traces that clients have sampled, and of the
     fraction `sampling` of the requests that belong to no trace yet. The result ends it, and sends what is left.
 
-    Raises `ModuleNotFoundError` without `metatxn[tracing]`, and `ValueError` if `url` is none of HTTP.
+    Raises `ModuleNotFoundError` without `metatxn[tracing]`, and `ValueError` if `url` is not an HTTP URL.
     """
     global _tracing
     from metatxn.service.spans import Tracing
@@ -34,7 +34,7 @@ def set_up_tracing(service: str, url: str, sampling: float = DEFAULT_SAMPLING) -
 
 
 def traced_request(scope: Scope) -> TracedRequest | UnsampledRequest | None:
-    """None if this process is not traced."""
+    """The trace of a request, or None if this process is not traced."""
     return _tracing.request(scope) if _tracing is not None else None
 
 

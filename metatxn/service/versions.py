@@ -10,7 +10,7 @@ from metatxn.wire import errors
 
 async def require(store: MetadataStore, version: ClusterVersion, feature: Feature) -> None:
     """Raises UPGRADE_PENDING while processes of an earlier release may serve the cluster, and the store's errors. It is
-    read again before that, so that nobody is refused once the upgrade is finalized."""
+    read again before that, so that no request is refused once the upgrade is finalized."""
     if not version.allows(feature):
         version.learn(await version_of(store))
     if not version.allows(feature):

@@ -18,7 +18,7 @@ class Unsent(Exception):
 
 
 class BadUrl(Unsent):
-    """It is not a URL of HTTP."""
+    """It is not an HTTP URL."""
 
 
 class NoAnswer(Exception):
@@ -26,7 +26,7 @@ class NoAnswer(Exception):
 
 
 class Headers(dict[str, str]):
-    """By name. Their values are not shown, because one may be a token."""
+    """Headers by name. Their values are not shown, because one may be a token."""
 
     def __repr__(self) -> str:
         return f"Headers({', '.join(self)})"
@@ -34,7 +34,7 @@ class Headers(dict[str, str]):
 
 @dataclass(slots=True)
 class Request:
-    """`url` is absolute and already encoded. Times are those of the event loop, in seconds."""
+    """A request. `url` is absolute and already encoded. Times are those of the event loop, in seconds."""
 
     method: str
     url: str
@@ -45,12 +45,12 @@ class Request:
     answer_s: float
     """How long the answer is waited for, from when the request begins to leave."""
     end: float
-    """When it is given up in any case."""
+    """The time at which it is given up in any case."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """`method` and `url` are those of the request. The names of `headers` are in lower case."""
+    """An answer. `method` and `url` are those of the request. The names of `headers` are in lower case."""
 
     method: str
     url: str
@@ -66,7 +66,7 @@ class Answer:
         return self.headers.get(name.lower())
 
     def json(self) -> Any:
-        """Raises `ValueError`."""
+        """The body as JSON. Raises `ValueError`."""
         return json.loads(self.body)
 
 
@@ -78,4 +78,4 @@ class Transport(Protocol):
         """The answer, whatever its status; redirects are not followed. Raises `Unsent` and `NoAnswer`."""
 
     async def close(self) -> None:
-        """Requests without an answer fail. Idempotent."""
+        """Close. Requests without an answer fail. Idempotent."""

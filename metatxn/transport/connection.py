@@ -18,7 +18,7 @@ _ONE_BUFFER_BYTES = 64 * 1024
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """`on_lost` is called once, when nothing can be sent any more."""
+    """A connection. `on_lost` is called once, when nothing can be sent any more."""
 
     def __init__(self, on_lost: Callable[[HttpConnection], None]) -> None:
         self._on_lost = on_lost
@@ -34,7 +34,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     async def send(self, request: Request, head: bytes) -> Answer:
         """Write the request at once, and wait for its answer. Raises `NoAnswer`; then, and when it is cancelled, the
-        connection is of no use any more: the answer may come yet."""
+        connection can no longer be used: the answer may still come."""
         assert self.usable and self._transport is not None
         loop, transport, reader = asyncio.get_running_loop(), self._transport, self._reader
         answered = self._answered = loop.create_future()

@@ -26,13 +26,13 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class Dialer:
-    """`tls` are the authorities to trust, by default the system's."""
+    """Opens connections. `tls` are the authorities to trust, by default the system's."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
 
     async def connect(self, connection: HttpConnection, there: Origin, proxy: Proxy | None, within_s: float) -> None:
-        """Connect it. Raises `OSError` (`TimeoutError` and `ssl.SSLError` are some) and `Unsent`."""
+        """Open a connection. Raises `OSError` (`TimeoutError` and `ssl.SSLError` are some) and `Unsent`."""
         async with asyncio.timeout(within_s):
             if proxy is None:
                 await self._open(connection, there, within_s)
@@ -45,7 +45,7 @@ class Dialer:
         return (self._tls or usual_authorities()) if there.tls else None
 
     async def _open(self, protocol: P, there: Origin, within_s: float) -> None:
-        """The addresses of a name are tried in turn, each for its part of the time."""
+        """Open a connection to an address of the name. They are tried in turn, each for its part of the time."""
         loop, tls = asyncio.get_running_loop(), self._context(there)
         name = there.host if tls is not None else None
         addresses = await _addresses(there)
@@ -120,5 +120,5 @@ async def _addresses(there: Origin) -> list[str]:
 
 @functools.cache
 def usual_authorities() -> ssl.SSLContext:
-    """Loading the certificates takes 20 ms, so they are loaded once, when they are first needed."""
+    """The system's authorities. Loading them takes 20 ms, so they are loaded once, when they are first needed."""
     return ssl.create_default_context()

@@ -23,7 +23,7 @@ IDLE_S = 30.0
 
 
 class _Service:
-    """The way to one origin, and the connections to it that nobody uses. The one used last is at the right."""
+    """The way to one origin, and the idle connections to it. The one used last is at the right."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -46,7 +46,7 @@ class _Service:
 
 
 class HttpTransport:
-    """A `Transport`, for one event loop. Requests to a service share its connections with nobody else."""
+    """A `Transport`, for one event loop. Only requests to the same service share connections."""
 
     def __init__(self, tls: ssl.SSLContext | None = None, dialer: Dialer | None = None) -> None:
         """`tls` are the authorities to trust, by default the system's."""

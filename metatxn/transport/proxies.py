@@ -13,14 +13,14 @@ from metatxn.transport.urls import Origin, origin
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A request without TLS is given to it whole, with `headers`. With TLS it only passes bytes on."""
+    """A proxy. A request without TLS is given to it whole, with `headers`. With TLS it only passes bytes on."""
 
     origin: Origin
     headers: Headers
 
 
 def proxy_for(there: Origin) -> Proxy | None:
-    """Raises `BadUrl` if the environment names none that could be used."""
+    """The proxy for an origin, if any. Raises `BadUrl` if the environment names one that cannot be used."""
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return None
     from urllib import request  # importing it takes 20 ms

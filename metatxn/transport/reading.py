@@ -6,7 +6,7 @@ import httptools
 
 _RECEIVED_AT_ONCE_BYTES = 32 * 1024
 _LONGEST_AHEAD_BYTES = 64 * 1024 * 1024
-"""Above this an answer gets memory as it comes, whatever length it says it has."""
+"""Above this size an answer gets memory as it arrives, whatever length it announces."""
 
 
 class AnswerReader:
@@ -27,7 +27,7 @@ class AnswerReader:
         self.body = bytearray()
         self.complete = False
         self.reusable = False
-        """The connection can carry another request."""
+        """Whether the connection can carry another request."""
         self._started = False
         self._body_end: int | None = None
         """The length of the body, when its rest is received into it."""
@@ -40,7 +40,7 @@ class AnswerReader:
         return memoryview(self.body)[self._filled :]
 
     def received(self, count: int) -> None:
-        """So many bytes of `room`. Raises `ValueError` if it is not HTTP/1.1."""
+        """This many bytes of `room` were received. Raises `ValueError` if they are not HTTP/1.1."""
         if self._body_end is None:
             self._parse(self._buffer[:count])
             return
@@ -61,7 +61,7 @@ class AnswerReader:
             self._reserve()
 
     def _reserve(self) -> None:
-        """The rest of a body whose length is known is received into it."""
+        """Reserve memory: the rest of a body whose length is known is received into it."""
         length = self.headers.get("content-length", "")
         if "transfer-encoding" in self.headers or not length.isdigit() or int(length) > _LONGEST_AHEAD_BYTES:
             return

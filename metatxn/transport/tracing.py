@@ -50,7 +50,7 @@ async def send_traced(send: Sending, request: Request) -> Answer:
 
 @cache
 def _inherited() -> dict[str, str]:
-    """The headers that continue the trace of whoever has started this process; none if there is no valid one."""
+    """The headers that continue the trace of the process that started this one; none if there is no valid one."""
     parent, state = os.environ.get("TRACEPARENT", ""), os.environ.get("TRACESTATE", "")
     if not _TRACEPARENT.fullmatch(parent):
         return {}

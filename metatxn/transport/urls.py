@@ -14,7 +14,7 @@ _VISIBLE = re.compile(r"[!-~]*")
 
 
 class Origin(NamedTuple):
-    """Where to connect. `netloc` is what the `Host` header says."""
+    """The place to connect to. `netloc` is what the `Host` header says."""
 
     scheme: str
     host: str
@@ -40,7 +40,7 @@ def split_url(url: str) -> tuple[Origin, str]:
 
 @functools.lru_cache(maxsize=1024)
 def origin(scheme: str, netloc: str) -> Origin:
-    """Raises `BadUrl`."""
+    """The origin of these parts. Raises `BadUrl`."""
     try:
         parts = urlsplit(f"{scheme}://{netloc}")
         scheme, host, port = parts.scheme, parts.hostname, parts.port

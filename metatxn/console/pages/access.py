@@ -1,5 +1,5 @@
-"""What the caller may do, as the services tell it: from the token file, or from the claims of a signed token. For
-administrators also who else may do what, and who has changed what."""
+"""What the caller may do, as the services say: from the token file, or from the claims of a signed token. For
+administrators also who else may do what, and who changed what."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def token_list(visit: Visit) -> Response:
 
 
 async def audit_lines(visit: Visit) -> Response:
-    """What one service has written. For administrators."""
+    """The audit log of one service. For administrators."""
     wanted, token = visit.query("service"), visit.query("page") or None
     services = processes_of(await visit.client.cluster())[:MOST_SERVICES]
     chosen = next((each for _, each in services if wanted in (each.id, "")), None)

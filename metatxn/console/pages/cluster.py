@@ -23,7 +23,8 @@ LATELY_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
-    """`broker` is what only administrators are told of a broker; `rates` are those of the last minute."""
+    """A service in the table. `broker` is what only administrators see of a broker; `rates` are those of the last
+    minute."""
 
     asked: AskedService
     rates: Mapping[str, float]
@@ -35,7 +36,7 @@ class ServiceRow:
 
     @property
     def state(self) -> tuple[str, str]:
-        """A word and its colour."""
+        """The state as a word, and its colour."""
         if self.status is None:
             return "does not answer", "bad"
         if not self.status.ready:

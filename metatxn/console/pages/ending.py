@@ -20,7 +20,7 @@ def may_end(visit: Visit, txn: TransactionHeader) -> bool:
 
 
 def needs_force(visit: Visit, txn: TransactionHeader) -> bool:
-    """A prepared transaction of somebody else may be half of a commit elsewhere."""
+    """Whether an abort needs force: a prepared transaction of another owner may be half of a commit elsewhere."""
     caller = visit.access.principal
     return txn.prepared is True and caller is not None and txn.owner not in (None, caller)
 
@@ -35,14 +35,14 @@ async def commit_transaction(visit: Visit, form: SentForm) -> MadeChange:
 
 
 async def abort_transaction(visit: Visit, form: SentForm) -> MadeChange:
-    """The page that asked for it says what came of it: that of the transaction, or a list."""
+    """Abort a transaction. The page that asked for it shows the outcome: that of the transaction, or a list."""
     txn_id = _id_of(visit)
     await _abort(visit, txn_id, _reason(form), force=form.get("force") == "yes")
     return MadeChange(f"Transaction {short_id(txn_id)} is aborted.", visit.here)
 
 
 async def abort_chosen(visit: Visit, form: SentForm) -> MadeChange:
-    """Each for itself: one that cannot be aborted keeps no other from it."""
+    """Abort the chosen transactions, each separately: one that cannot be aborted does not stop the others."""
     chosen = list(dict.fromkeys(form.every("txn")))
     if not 0 < len(chosen) <= MOST_CHOSEN:
         raise metatxn.InvalidArgument(f"txn: choose between 1 and {MOST_CHOSEN} transactions", field="txn")
@@ -72,7 +72,7 @@ async def _abort(visit: Visit, txn_id: str, reason: str, *, force: bool) -> None
 
 
 def _reason(form: SentForm) -> str:
-    """What everybody reads who wonders why it was aborted."""
+    """The reason, which everyone who wonders why it was aborted will read."""
     return form.get("reason", "").strip() or "aborted in the console"
 
 

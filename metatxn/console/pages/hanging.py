@@ -19,7 +19,7 @@ from metatxn.wire.names import topic_of_segment
 
 PER_PAGE = 25
 MOST_SEGMENTS = 60
-"""The segments of a page that are looked at."""
+"""The most segments of a page that are looked at."""
 MOST_TOPICS = 20
 SHOWN_PLACES = 4
 WORDS = (("1m", "a minute"), ("10m", "10 minutes"), ("1h", "an hour"), ("1d", "a day"))
@@ -27,8 +27,8 @@ WORDS = (("1m", "a minute"), ("10m", "10 minutes"), ("1h", "an hour"), ("1d", "a
 
 @dataclass(frozen=True, slots=True)
 class HeldPlace:
-    """`first` tells that the readers of the segment wait for this transaction, and `waits` that they wait for another
-    one first."""
+    """A place where a transaction holds readers back. `first` means that the readers of the segment wait for this
+    transaction, and `waits` that they wait for another one first."""
 
     segment: str
     subscription: str | None
@@ -39,7 +39,7 @@ class HeldPlace:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A hanging transaction and what it holds back. None where nobody can tell."""
+    """A hanging transaction and what it holds back. None where that is not known."""
 
     txn: HangingTransaction
     places: Sequence[HeldPlace]

@@ -1,4 +1,4 @@
-"""Transaction keys: who holds each, what has become of earlier holders, and fencing the one that holds it."""
+"""Transaction keys: who holds each, what happened to earlier holders, and fencing the one that holds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metatxn.wire.coordinator import TransactionHeader
 
 PER_PAGE = 50
 MOST_TRANSACTIONS = 200
-"""Of a key, from which its history is told."""
+"""The most transactions of a key from which its history is shown."""
 MOST_EPOCHS = 50
 LONGEST_EPOCH = 16
 PATH = "/console/keys"
@@ -75,7 +75,7 @@ async def _held(visit: Visit, txn_id: str | None) -> TransactionHeader | None:
 
 
 async def fence(visit: Visit, form: SentForm) -> MadeChange:
-    """Only at the epoch that was on the page: whoever has taken over since then is left alone."""
+    """Fence only at the epoch that was on the page: a process that has taken over since then is left alone."""
     name, owner = visit.part("key"), form.get("owner", "") or None
     text = form.get("epoch", "").strip()
     if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_EPOCH):

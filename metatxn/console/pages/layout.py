@@ -19,7 +19,7 @@ async def create_topic(visit: Visit, form: SentForm) -> MadeChange:
 
 
 async def delete_topic(visit: Visit, form: SentForm) -> MadeChange:
-    """Only if its name was typed: nothing brings it back."""
+    """Delete a topic, only if its name was typed: nothing brings it back."""
     topic = await visit.client.topic(visit.part("topic"))
     if form.get("name", "").strip() not in (topic.name, topic.name.removeprefix("public/default/")):
         raise metatxn.InvalidArgument("name: type the name of the topic to delete it", field="name")
@@ -29,7 +29,7 @@ async def delete_topic(visit: Visit, form: SentForm) -> MadeChange:
 
 
 async def change_policy(visit: Visit, form: SentForm) -> MadeChange:
-    """One setting; without a value it is removed, and the policy of the namespace decides."""
+    """Change one setting; without a value it is removed, and the policy of the namespace decides."""
     topic, name = visit.part("topic"), _given(form, "setting")
     if name not in DEFAULTS:
         raise metatxn.InvalidArgument(f"setting: there is no setting {name!r}", field="setting")

@@ -24,7 +24,7 @@ from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.position import Position
 
 MOST_COLUMNS = 12
-"""Of a table. The tree of a message has the others."""
+"""The most columns of a table. The tree of a message has the others."""
 MOST_OWN = 20
 FILTERS = ("segment", "show", "key", "where")
 PLACES = ("at", "after", "skip")
@@ -32,7 +32,7 @@ PLACES = ("at", "after", "skip")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a page was asked for. Without a place it shows the latest messages, and follows what comes."""
+    """What a page was asked for. Without a place it shows the latest messages, and follows new ones."""
 
     topic: TopicInfo
     segments: Sequence[str]
@@ -70,7 +70,7 @@ async def messages(visit: Visit) -> Response:
     seen: tuple[object, Values] = None, {}
 
     async def load() -> Values:
-        """What readers see changes only with the ends of the segment."""
+        """Load what readers see, which changes only with the ends of the segment."""
         nonlocal seen
         detail = await visit.client.segment(asked.segment, max_open=0)
         ends = (detail.first_position, detail.max_read_position, detail.last_position)
@@ -137,7 +137,7 @@ async def _place(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart
 
 
 def _latest(wanted: WantedMessages, detail: SegmentDetail) -> int:
-    """The number of entries that a page shows that follows what comes; of those that match, as many as one read has
+    """The number of entries on a page that follows new ones; of those that match, as many as one read has
     if all are of the same size."""
     if not wanted.filtered:
         return looking.MOST_ENTRIES
@@ -172,7 +172,7 @@ def _cells(value: Any, columns: Sequence[str]) -> list[str]:
 
 
 def _downloads(asked: Asked, place: PageStart, found: LookedThrough) -> list[tuple[str, str]]:
-    """The address of each download, with its name. What comes later is in none of them."""
+    """The address of each download, with its name. None of them contains what comes later."""
     if not found.messages:
         return []
     pinned = asked.url(place, until=str(found.messages[-1].frame.position))

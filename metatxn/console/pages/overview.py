@@ -22,7 +22,7 @@ from metatxn.wire.models import Process, ThroughputAnswer
 
 MOST_STUCK = 20
 MOST_TOPICS = 100
-"""The topics that are looked at for segments without a broker."""
+"""The most topics that are searched for segments without a broker."""
 
 
 async def overview(visit: Visit) -> Response:
@@ -75,7 +75,7 @@ async def _asked(visit: Visit, name: str, process: Process) -> AskedService:
 
 
 async def _throughputs(visit: Visit, services: Iterable[AskedService]) -> list[ThroughputAnswer]:
-    """Of the services that answer, and that are new enough to tell."""
+    """The throughput of the services that answer and are new enough to report it."""
     asked = [visit.client.throughput(each.process.url) for each in services if each.status is not None]
     told = await asyncio.gather(*asked, return_exceptions=True)
     return [answer for answer in told if isinstance(answer, ThroughputAnswer)]
@@ -83,7 +83,7 @@ async def _throughputs(visit: Visit, services: Iterable[AskedService]) -> list[T
 
 async def _stuck(visit: Visit) -> list[TransactionHeader]:
     """Transactions that are open for more than a minute, as far as the caller may see them. None if the list cannot be
-    had: the services are listed all the same."""
+    had: the services are listed anyway."""
     open_ = visit.client.transactions("OPEN", older_than_ms=HANGING_MS, limit=MOST_STUCK)
     try:
         found, _ = await open_.page_at(None)

@@ -11,7 +11,7 @@ from metatxn.words import short_id
 
 
 async def produce_message(visit: Visit, form: SentForm) -> MadeChange:
-    """One message. Inside a transaction nobody reads it before that is committed."""
+    """Publish one message. Inside a transaction no one reads it before that is committed."""
     topic, txn_id = visit.part("topic"), form.get("txn", "").strip()
     value, properties = _value(form), _properties(form.get("properties", ""))
     txn = visit.client.attach(txn_id.rjust(32, "0")) if txn_id else None
@@ -57,7 +57,7 @@ def _refused(name: str) -> None:
 
 
 def _properties(text: str) -> dict[str, str]:
-    """One in each line, as in `name=value`."""
+    """The properties, one on each line, as in `name=value`."""
     found: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         name, sign, value = line.partition("=")

@@ -18,14 +18,14 @@ MOST_SEGMENTS = 100
 NUMBERS = ("messages", "again", "skipped")
 MOST_REDRIVEN = 1_000
 COUNTED_FOR_S = 0.15
-"""Of what a move to a revision would do, with one request."""
+"""How long one request counts what a move to a revision would do."""
 LONGEST_REDRIVE_S = 20
-"""Of one request to the console: what is left is published by the next one."""
+"""The time of one request to the console: what is left is published by the next one."""
 ENDS = {"earliest": "the earliest message", "latest": "the position after the latest message"}
 
 
 async def preview(visit: Visit) -> Response:
-    """The page on which somebody looks at a move before it is made. What the move would do follows in its place."""
+    """The page that shows a move before it is made. What the move would do follows in its place."""
     place = {"to": visit.query("to"), "at": visit.query("at")}
     _, revision = _target(place)
     topic = await visit.client.topic(visit.part("topic"))
@@ -40,7 +40,7 @@ async def preview(visit: Visit) -> Response:
 
 
 async def effect(visit: Visit) -> Response:
-    """What a move would do, and the form that makes it. It changes nothing. For a revision all that is kept of the
+    """What a move would do, and the form that makes it. It changes nothing. For a revision, everything kept of the
     topic is looked through, for a moment with each request: the part of the page asks again until all is counted."""
     place = {"to": visit.query("to"), "at": visit.query("at")}
     try:
@@ -83,7 +83,7 @@ async def seek(visit: Visit, form: SentForm) -> MadeChange:
 
 
 async def redrive_letters(visit: Visit, form: SentForm) -> MadeChange:
-    """As many as fit into one request: it can be asked for again."""
+    """Publish as many dead letters as fit into one request, which can be repeated."""
     topic, name = visit.part("topic"), visit.part("subscription")
     if form.get("sure") != "yes":
         raise metatxn.InvalidArgument("sure: confirm that all subscriptions of the topic are to get them", field="sure")

@@ -1,4 +1,4 @@
-"""The records of the metadata store as they stand there, and whether they agree with each other. For administrators."""
+"""The records of the metadata store as they are, and whether they agree with each other. For administrators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metatxn.console.watched_checks import WatchedCheck
 PATH = "/console/cluster/store"
 PER_PAGE = 30
 STEPS_PER_LOOK = 20
-"""Of a check that somebody watches. The page itself does not wait for more than one."""
+"""The steps of a check that is being watched. The page itself does not wait for more than one."""
 PREFIXES = (
     ("/txn/", "transactions"),
     ("/txn-lease/", "deadlines after a keep-alive"),
@@ -41,7 +41,7 @@ PREFIXES = (
     ("/gc/", "how far decided transactions have been collected"),
     ("/batch/", "markers of group commits"),
 )
-"""What is where, as `metatxn store dump` prints it."""
+"""The records, as `metatxn store dump` prints them."""
 
 
 async def store_records(visit: Visit) -> Response:
@@ -65,7 +65,7 @@ def _url(prefix: str, token: str | None) -> str:
 
 
 async def check_store(visit: Visit) -> Response:
-    """Compares all records with each other, a part with each look, as long as the page is seen. Without the rights a
+    """Compare all records with each other, a part with each look, as long as the page is visible. Without the rights a
     new check asks the services, which refuse it."""
     live = is_live(visit.request)
     number, check = visit.site.watched_checks.of(visit.query("check") if live else "")

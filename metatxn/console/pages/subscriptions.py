@@ -19,7 +19,8 @@ from metatxn.wire.broker import SubscriptionInfo, SubscriptionSegment, Subscript
 
 PER_PAGE = 25
 COUNTED_WITHIN_S = 0.15
-"""What has no number by then follows. A broker that has just started counts what is kept of a topic once."""
+"""How long the page waits for numbers; those missing by then follow. A broker that has just started counts what is kept
+of a topic once."""
 MOST_SEGMENTS = 50
 MOST_CONSUMERS = 100
 MOST_TRANSACTIONS = 50
@@ -56,7 +57,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRow:
-    """`detail` is None if its home does not answer, or has not counted yet."""
+    """A subscription in the list. `detail` is None if its home does not answer, or has not counted yet."""
 
     summary: SubscriptionSummary
     detail: SubscriptionInfo | None
@@ -79,7 +80,7 @@ class ConsumerRow:
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """An open transaction that has acknowledged messages, on so many segments."""
+    """An open transaction that has acknowledged messages, and on how many segments."""
 
     txn_id: str
     messages: int
@@ -88,9 +89,9 @@ class PendingRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTopic:
-    """The dead-letter topic of a subscription. `entries` is None if the caller may not see them, or nobody answers.
+    """The dead-letter topic of a subscription. `entries` is None if the caller may not see them, or no broker answers.
     `left` are the messages of all subscriptions there that a re-drive of this one has not looked at yet; None if it was
-    never driven, or nobody knows."""
+    never driven, or that is not known."""
 
     topic: str
     entries: int | None
@@ -171,7 +172,7 @@ async def one_subscription(visit: Visit) -> Response:
 
 
 def _consumers(found: SubscriptionInfo) -> Sequence[ConsumerRow]:
-    """Those that hold most first."""
+    """The consumers, those that hold most first."""
     held: Counter[str] = Counter()
     places: Counter[str] = Counter()
     for segment in found.segments:
@@ -185,7 +186,7 @@ def _consumers(found: SubscriptionInfo) -> Sequence[ConsumerRow]:
 
 
 def _pending(segments: Iterable[SubscriptionSegment]) -> Sequence[PendingRow]:
-    """Those that have acknowledged most first."""
+    """The open transactions, those that have acknowledged most first."""
     messages: Counter[str] = Counter()
     places: Counter[str] = Counter()
     for segment in segments:

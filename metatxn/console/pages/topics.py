@@ -27,8 +27,8 @@ COUNT_PATH = "/console/topic-count"
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """`details` are those of its active segments, or None if one of them cannot be had, or was not asked; `policy` is
-    None for those who may not see it."""
+    """A topic in the list. `details` are those of its active segments, or None if one of them cannot be had, or was not
+    asked; `policy` is None for those who may not see it."""
 
     topic: TopicInfo
     active: int
@@ -50,7 +50,7 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment, and what its owner says: None if nobody serves it, or the caller may not read it."""
+    """A segment, and what its owner says: None if no broker serves it, or the caller may not read it."""
 
     info: SegmentInfo
     detail: SegmentDetail | None
@@ -113,7 +113,7 @@ def _all(details: Mapping[str, SegmentDetail], names: Sequence[str]) -> list[Seg
 
 
 async def details_of(visit: Visit, segments: Iterable[str]) -> dict[str, SegmentDetail]:
-    """Each with the transaction that holds back its readers. Those are missing that cannot be had."""
+    """The segments, each with the transaction that holds back its readers. Those that cannot be had are missing."""
     found = await asyncio.gather(*(_detail(visit, segment) for segment in segments))
     return {detail.segment: detail for detail in found if detail is not None}
 
@@ -153,7 +153,7 @@ async def one_topic(visit: Visit) -> Response:
 
 
 def _order(segment: SegmentInfo) -> Any:
-    """Active ones first by their range, and then the latest of the others."""
+    """The order of segments: active ones first by their range, and then the latest of the others."""
     active = segment.state == "active"
     return not active, segment.range if active else (-number_of_segment(segment.segment), 0)
 

@@ -67,7 +67,7 @@ async def transactions(visit: Visit) -> Response:
 
 
 def _listing(visit: Visit, filters: Mapping[str, str]) -> Any:
-    """The latest ones first; those of a segment come by their ids."""
+    """The transactions, latest first; those of a segment come by their ids."""
     state = filters["state"].upper() or None
     if state not in (None, "OPEN", "COMMITTED", "ABORTED"):
         raise metatxn.InvalidArgument(f"state: {state!r} is not open, committed or aborted", field="state")
@@ -92,7 +92,8 @@ def _url(filters: Mapping[str, str], token: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShownEvent:
-    """`after_ms` is the time since the begin. No record tells when a transaction wrote, and brokers forget it."""
+    """An event on the page. `after_ms` is the time since the begin. No record says when a transaction wrote, and
+    brokers forget it."""
 
     event: str
     kind: str
@@ -103,7 +104,8 @@ class ShownEvent:
 
 
 async def transaction(visit: Visit) -> Response:
-    """Once its records are removed, whoever has the page open sees when that was, below what has happened before."""
+    """The page of a transaction. Once its records are removed, an open page shows when that was, below what happened
+    before."""
     txn_id = visit.part("txn_id").rjust(32, "0")
     last: dict[str, Any] = {}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 BURST_S = 2.0
-"""A bucket holds so many seconds' worth. A client that waits for the seconds of `Retry-After` finds what has come in
+"""The seconds' worth that a bucket holds. A client that waits for the seconds of `Retry-After` finds what has come in
 meanwhile, also if it is a little late."""
 BEGIN_S = 0.25
-"""A new bucket holds so much: a principal that comes to many processes at once is new to each of them."""
+"""The seconds' worth that a new bucket holds: a principal that comes to many processes at once is new to each of
+them."""
 
 
 class TokenBucket:
@@ -27,7 +28,7 @@ class TokenBucket:
         self._level = min(self._level, self._most)
 
     def missing(self, needed: float, now_s: float) -> float:
-        """What is missing to as much; 0 if there is enough. Nothing is taken."""
+        """How much is missing to the needed amount; 0 if there is enough. Nothing is taken."""
         self._fill(now_s)
         return max(0.0, needed - self._level)
 

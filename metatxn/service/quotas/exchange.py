@@ -1,8 +1,8 @@
-"""What the processes of a cluster tell each other of the use of quotas.
+"""What the processes of a cluster tell each other about the use of quotas.
 
 Each has one record, which it changes about once a second while principals with a quota use something, and only if that
 makes a difference. All have all records by a watch. A record that was not changed for a while is one of a process that
-has ended, or is cut off from the store: it does not count any more, and is then deleted.
+has ended, or is cut off from the store: it no longer counts, and is then deleted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from metastore.types import Event, Record
 from metastore.watches import Mirror
 
 REFRESH_S = 10.0
-"""A record that says something is written again at least so often."""
+"""A record that is not empty is written again at least this often."""
 SILENT_S = 30.0
-"""What a process has told longer ago counts no more."""
+"""What a process told longer ago than this no longer counts."""
 FORGOTTEN_S = 60.0
 DIFFERENCE = 0.05
 """A rate is told again when it has changed by this part."""
@@ -54,7 +54,8 @@ class Exchange:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raises the store's errors. At the end the own record is deleted, if the store answers."""
+        """Exchange inside this block. Raises the store's errors. At the end the own record is deleted, if the store
+        answers."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._mirror.running())
             stack.push_async_callback(self._withdraw)
@@ -62,7 +63,7 @@ class Exchange:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the others do not know any more what this process uses."""
+        """Whether the others no longer know what this process uses."""
         return self._clock() - self._told_s > SILENT_S
 
     def others(self) -> list[Mapping[str, PrincipalUse]]:
@@ -95,7 +96,8 @@ class Exchange:
             log.info("the use of quotas could not be told", error=str(error))
 
     async def _put(self, record: QuotaUseRecord | None) -> None:
-        """None deletes it. The record is nobody else's, but it may have been deleted as one of a process that ended."""
+        """Write the record; None deletes it. It is written only here, but may have been deleted as one of an ended
+        process."""
         for _ in range(2):
             batch = self._store.batch()
             if self._record is None and record is not None:

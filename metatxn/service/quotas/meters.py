@@ -1,4 +1,4 @@
-"""What a principal uses of this process, and what it may."""
+"""What a principal uses of this process, and what it may use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from metatxn.service.quotas.buckets import TokenBucket
 from metatxn.service.quotas.division import Use
 
 WEIGHT = 0.5
-"""Of the last second in what was used lately; the rest is what was used before."""
+"""The weight of the last second in what was used lately; the rest is what was used before."""
 IDLE_RATE = 0.01
-"""What is used less often in a second is not used any more."""
+"""An amount that is used less than this per second is no longer in use."""
 
 
 class Meter:
@@ -39,23 +39,24 @@ class Meter:
         self.bucket.set_rate(part, now_s)
 
     def wait_s(self, now_s: float) -> float:
-        """0 if a request may pass, or else the seconds until then. A request that passes may leave a debt."""
+        """The wait: 0 if a request may pass, or else the seconds until then. A request that passes may leave a debt."""
         return self.bucket.missing(1, now_s) / max(self.part, self.fair)
 
     def advance(self, seconds: float, now_s: float) -> None:
-        """So much time is over since the last call. Who is in debt wants more, also if it does not ask meanwhile."""
+        """This much time has passed since the last call. A meter in debt wants more, also if it does not ask
+        meanwhile."""
         self.rate += (self.used / seconds - self.rate) * WEIGHT
         self._was_limited = self.limited or self.bucket.missing(1, now_s) > 0
         self.used, self.limited = 0.0, False
 
     @property
     def use(self) -> Use:
-        """As it is told to others: what was used lately, and whether more was wanted in the last second."""
+        """The use as it is told to others: what was used lately, and whether more was wanted in the last second."""
         return Use(self.rate, self._was_limited)
 
     @property
     def idle(self) -> bool:
-        """Nothing is lost if it is forgotten: there is no debt."""
+        """Whether nothing is lost if it is forgotten: there is no debt."""
         return self.rate < IDLE_RATE and not (self.used or self.limited or self._was_limited)
 
 
@@ -80,7 +81,7 @@ class Meters:
 
 
 def uses_of(told: Mapping[str, PrincipalUse], principal: str, name: str) -> Use | None:
-    """What a process tells of an amount of a principal, or None."""
+    """What a process says about an amount of a principal, or None."""
     use = told.get(principal)
     if use is None or (name not in use.rates and name not in use.limited):
         return None

@@ -27,7 +27,7 @@ class KnownPeers:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raises the store's errors."""
+        """Follow the announcements inside this block. Raises the store's errors."""
         async with self._mirror.running():
             yield
 

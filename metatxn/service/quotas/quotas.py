@@ -34,13 +34,14 @@ from metatxn.wire.quotas import QUOTA_NAMES, UNLIMITED, QuotaSettings, QuotaUse,
 NOBODY = ""
 """The principal of callers that are not authenticated."""
 MAX_PRINCIPALS = 10_000
-"""Those that were silent for longest are forgotten first. Their buckets are full then."""
+"""The most principals that are remembered. Those silent for longest are forgotten first; their buckets are full
+then."""
 MAX_TOLD = 1_000
 """The principals in the record of a process: those that use most."""
 INTERVAL_S = 1.0
 SOON_S = 0.1
 LEAST_WAIT_S = 0.001
-"""A request that waits does not look again sooner."""
+"""The shortest time after which a waiting request looks again."""
 _MESSAGES = re.compile(r"/v1/(?:topics/[^/]+/messages|segments/[^/]+/entries)")
 _RECEIVED = re.compile(r"/v1/topics/[^/]+/subscriptions/[^/]+/(?:receive|share/take)")
 _WORDS = {
@@ -70,7 +71,7 @@ class Charge:
             self._read.take(size)
 
     def counting(self, send: Send) -> Send:
-        """To be used in place of `send`."""
+        """A function to be used in place of `send`."""
         read = self._read
         if read is None:
             return send
@@ -117,7 +118,7 @@ class Quotas:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raises the store's errors."""
+        """Follow the records inside this block. Raises the store's errors."""
         async with self._mirror.running():
             task = in_background(self._exchange_forever(), "quotas")
             try:
@@ -218,7 +219,7 @@ class Quotas:
         self._heard_times += 1
 
     async def advance(self) -> None:
-        """About a second is over: tell the others what was used, and divide anew."""
+        """About a second has passed: tell the others what was used, and divide anew."""
         now = self._clock()
         seconds, self._advanced_s = max(now - self._advanced_s, SOON_S), now
         for meters in self._meters.values():
@@ -239,7 +240,7 @@ class Quotas:
         return {principal: told[principal] for principal in most[:MAX_TOLD]}
 
     async def _exchange_forever(self) -> None:
-        """Begins with the first quota."""
+        """Exchange every second, from the first quota on."""
         await self._any.wait()
         backoff = Backoff(first_s=0.1, longest_s=5.0)
         while True:
@@ -254,7 +255,7 @@ class Quotas:
                 await backoff.pause()
 
     async def _second_over(self) -> None:
-        """Or a principal has come, of which the others should hear soon."""
+        """Wait until a second is over, or a principal has come that the others should hear of soon."""
         self._news.clear()
         try:
             async with asyncio.timeout(INTERVAL_S):
@@ -266,7 +267,7 @@ class Quotas:
     # -- looking -----------------------------------------------------------------------------------------------
 
     def use_of(self, principal: str) -> QuotaUse:
-        """In the whole cluster, as far as this process knows."""
+        """The use in the whole cluster, as far as this process knows."""
         own = self._meters[principal].told() if principal in self._meters else PrincipalUse(rates={})
         told = [own, *(each[principal] for each in self._exchange.others() if principal in each)]
         return QuotaUse(**{name: sum(use.rates.get(name, 0.0) for use in told) for name in QUOTA_NAMES})
@@ -283,7 +284,7 @@ def _charge(charged: Mapping[str, Meter], declared: int) -> Charge:
 
 
 def count_refusals(registry: CollectorRegistry) -> Callable[[str], None]:
-    """A metric, for `refused`."""
+    """A metric to be passed as `refused`."""
     metric = Counter(
         "metatxn_quota_refusals", "Requests that were refused because of a quota.", ["quota"], registry=registry
     )

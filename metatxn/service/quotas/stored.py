@@ -18,7 +18,7 @@ from metatxn.wire.quotas import QuotaInfo, QuotaSettings, effective_quota
 
 
 class StoredQuotas:
-    """None stands for the default."""
+    """The quotas in the store. None as a principal stands for the default."""
 
     def __init__(self, store: MetadataStore, version: ClusterVersion) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class StoredQuotas:
 
     async def change(self, principal: str | None, changes: Mapping[str, Any]) -> QuotaInfo:
         """Replace the amounts that `changes` names; None removes one. Raises UPGRADE_PENDING: services of release 0.2.0
-        let everybody use any amount."""
+        let everyone use any amount."""
         await require(self._store, self._version, Feature.QUOTAS)
         key = _key(principal)
         patience = Patience()

@@ -4,7 +4,7 @@
     produce    append, publish
     consume    read, browse, look at a segment
     admin      create, split, merge, seal, trim, drop,  `admin = true`: all of this on every topic, `/admin/…`,
-               set policies                             and ending, keeping alive and reading anybody's transaction
+               set policies                             and ending, keeping alive and reading anyone's transaction
 
 While authentication is off, every caller is `ANYONE`, who may do everything and owns nothing by name.
 """

@@ -83,7 +83,7 @@ class SignedTokens:
         self._version = self._keys.version
 
     def accepted(self) -> list[AcceptedToken]:
-        """What is told of each key."""
+        """What is shown of each key."""
         keys = self._keys.current()
         return [AcceptedToken(kind="signed", algorithm=each, audience=self._audience) for each, _ in keys]
 

@@ -50,11 +50,11 @@ class InvalidToken(Exception):
 
 
 TokenTable = Mapping[str, tuple[str, Principal]]
-"""By id, the hash of the whole token and its principal."""
+"""The hash of each whole token and its principal, by id."""
 
 
 def parse_tokens(data: bytes) -> TokenTable:
-    """Raises `ValueError`, which names the place, but never the value."""
+    """The tokens in a file. Raises `ValueError`, which names the place, but never the value."""
     try:
         listed = _TokenFile.model_validate(tomllib.loads(data.decode()))
     except tomllib.TOMLDecodeError as error:
@@ -115,7 +115,7 @@ def _as_toml(token_id: str, entry: TokenEntry) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A JSON string of printable characters is also a TOML string."""
+    """The text as a TOML string, which a JSON string of printable characters also is."""
     return json.dumps(text, ensure_ascii=False)
 
 

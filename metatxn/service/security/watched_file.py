@@ -30,7 +30,7 @@ class WatchedFile(Generic[T]):
     """A watched file. `current` is its content, at most a second old. It makes at most one system call per second.
 
     A file that can no longer be read or parsed changes nothing and is logged once: half a file must neither lock
-    everybody out nor let anybody in. To revoke everything, write an empty list.
+    everyone out nor let anyone in. To revoke everything, write an empty list.
     """
 
     def __init__(self, path: Path, parse: Callable[[bytes], T], clock: Callable[[], float] = time.monotonic) -> None:
