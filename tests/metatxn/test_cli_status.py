@@ -181,7 +181,9 @@ def test_a_service_that_does_not_answer_and_what_it_served() -> None:
     assert problems(services) == ["broker gone: nobody listens there"]
     services.brokers = [BROKER]
     services.segment.owner = GONE.url
-    assert problems(services) == [f"segment {services.segment.segment}: not served: its owner {GONE.url} is not running"]
+    assert problems(services) == [
+        f"segment {services.segment.segment}: not served: its owner {GONE.url} is not running"
+    ]
     services.segment.owner = None
     assert problems(services) == [f"segment {services.segment.segment}: not served: it has no owner"]
 
