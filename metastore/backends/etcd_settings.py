@@ -4,6 +4,7 @@ request may have, and whether history is ever compacted. docs/stores.md has the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import grpc
 from metastore.backends.credentials import Tls
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_connection import is_compacted
-from metastore.backends.etcd_stubs import RangeRequest
+from metastore.backends.etcd_stubs import AlarmRequest, AlarmType, RangeRequest
 
 METRICS_WITHIN_S = 3.0
 MUCH_HISTORY = 100_000
@@ -23,8 +24,13 @@ MUCH_HISTORY = 100_000
 WANTED_MAX_TXN_OPS = (512, 256, 128)
 FULL = 0.7
 SMALL_QUOTA = 4 << 30
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _CORRUPTING = ("3.5.0", "3.5.1", "3.5.2")
 _STORES = "docs/stores.md has the flags."
+_ALARMS = {
+    "NOSPACE": "All writes are refused. Compact and defragment each member, and then end it with etcdctl alarm disarm.",
+    "CORRUPT": "A member has other data than the rest. Replace it: remove it, delete its data, and add it again.",
+}
 _VALUE = re.compile(r"^(\w+)(?:\{(.*)\})? ([0-9.e+-]+)$", re.ASCII | re.MULTILINE)
 
 Told = tuple[str, str, str, str, str]
@@ -33,7 +39,8 @@ Told = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """One member. What it does not tell is None, and `silence` says why."""
+    """One member. What it does not tell is None, and `silence` says why: it is `away` if nothing answers at its
+    address. `alarms` are those of the whole cluster."""
 
     member: str
     max_txn_ops: int
@@ -43,6 +50,9 @@ class EtcdSettings:
     quota_bytes: int | None = None
     size_bytes: int | None = None
     silence: str | None = None
+    away: bool = False
+    has_leader: bool = True
+    alarms: tuple[str, ...] = ()
 
     def examined(self) -> Iterator[Told]:
         about = f"etcd {self.member}"
@@ -57,11 +67,26 @@ class EtcdSettings:
         else:
             kept = "nothing is compacted yet" if self.never_compacted else "it is compacted"
             yield "etcd history", about, "ok", f"revision {self.revision}, {kept}", ""
+        yield from self._of_alarms(about)
+        if self.away:
+            action = (
+                "Start it, or remove it from the cluster with etcdctl member remove: another failure stops all writes."
+            )
+            yield "etcd member", about, "problem", f"it does not answer: {self.silence}", action
+            return
+        if not self.has_leader:
+            action = "It sees no majority of the members. Look at the others and at the network between them."
+            yield "etcd member", about, "problem", "it knows no leader, so it accepts no writes", action
         if self.silence is not None:
             yield "etcd metrics", about, "skipped", self.silence, "Look at version and quota with etcdctl."
             return
         yield from self._of_version(about)
         yield from self._of_quota(about)
+
+    def _of_alarms(self, about: str) -> Iterator[Told]:
+        for alarm in self.alarms:
+            action = _ALARMS.get(alarm, "Look at it with etcdctl alarm list.")
+            yield "etcd alarm", about, "problem", f"the alarm {alarm} is raised", action
 
     def _of_version(self, about: str) -> Iterator[Told]:
         if self.version in _CORRUPTING:
@@ -92,8 +117,9 @@ async def settings_of(store: EtcdStore) -> AsyncIterator[EtcdSettings]:
         if await store.takes_operations(count):
             max_txn_ops = count
             break
+    alarms = await _alarms_of(store)
     for member in store.connection.members.all:
-        told, silence = await _metrics_of(member.address, store.connection.tls)
+        told, silence, away = await _metrics_of(member.address, store.connection.tls)
         quota, size = told.get("etcd_server_quota_backend_bytes"), told.get("etcd_mvcc_db_total_size_in_bytes")
         yield EtcdSettings(
             member.address,
@@ -104,7 +130,20 @@ async def settings_of(store: EtcdStore) -> AsyncIterator[EtcdSettings]:
             quota_bytes=int(quota) if quota is not None else None,
             size_bytes=int(size) if size is not None else None,
             silence=silence,
+            away=away,
+            has_leader=told.get("etcd_server_has_leader", 1) > 0,
+            alarms=alarms,
         )
+
+
+async def _alarms_of(store: EtcdStore) -> tuple[str, ...]:
+    """None if this user may not ask for them."""
+    ask = store.connection.maintenance.Alarm
+    try:
+        answer = await ask(AlarmRequest(), timeout=METRICS_WITHIN_S, metadata=store.connection.metadata)
+    except grpc.aio.AioRpcError:
+        return ()
+    return tuple(sorted({AlarmType.Name(each.alarm) for each in answer.alarms}))
 
 
 async def _has_all_history(store: EtcdStore) -> bool:
@@ -117,13 +156,16 @@ async def _has_all_history(store: EtcdStore) -> bool:
     return True
 
 
-async def _metrics_of(address: str, tls: Tls | None) -> tuple[dict[str, float], str | None]:
-    """What a member tells by HTTP, with its version as the name `version <number>`; or why it does not."""
+async def _metrics_of(address: str, tls: Tls | None) -> tuple[dict[str, float], str | None, bool]:
+    """What a member tells by HTTP, with its version as the name `version <number>`; or why it does not, and whether
+    nothing answers there."""
     try:
         text = await asyncio.to_thread(_get, f"{'https' if tls else 'http'}://{address}/metrics", tls)
     except (URLError, OSError, ValueError) as error:
-        return {}, f"its metrics cannot be read: {error}"
-    return parsed_metrics(text), None
+        cause = error.reason if isinstance(error, URLError) else error
+        away = isinstance(cause, ConnectionRefusedError | TimeoutError) or getattr(cause, "errno", None) in _NO_ROUTE
+        return {}, f"its metrics cannot be read: {cause if away else error}", away
+    return parsed_metrics(text), None, False
 
 
 def parsed_metrics(text: str) -> dict[str, float]:

@@ -3,16 +3,20 @@ settings that are made up."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_settings import MUCH_HISTORY, EtcdSettings, parsed_metrics, settings_of
 from metastore.doctor import examine
+from metastore.errors import StoreFull
 from tests.metastore.etcd.conftest import OpenStore
-from tests.servers import EtcdServer
+from tests.servers import EtcdCluster, EtcdServer
 
 GOOD = EtcdSettings(
     "10.0.0.1:2379", 512, MUCH_HISTORY + 1, False, version="3.5.28", quota_bytes=8 << 30, size_bytes=1 << 30
@@ -41,12 +45,38 @@ async def test_a_server_with_our_flags_is_in_order(etcd_server: EtcdServer, open
         ({"quota_bytes": 2 << 30}, "etcd quota", "advice", "--quota-backend-bytes"),
         ({"size_bytes": 6 << 30}, "etcd quota", "problem", "defragment"),
         ({"silence": "refused"}, "etcd metrics", "skipped", "etcdctl"),
+        ({"silence": "refused", "away": True}, "etcd member", "problem", "Start it"),
+        ({"has_leader": False}, "etcd member", "problem", "majority"),
+        ({"alarms": ("NOSPACE",)}, "etcd alarm", "problem", "etcdctl alarm disarm"),
+        ({"alarms": ("CORRUPT",)}, "etcd alarm", "problem", "delete its data"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_flag(changes: dict[str, object], check: str, verdict: str, words: str) -> None:
     told = [each for each in replace(GOOD, **changes).examined() if each[2] != "ok"]  # type: ignore[arg-type]
     assert [(name, found) for name, _, found, _, _ in told] == [(check, verdict)]
     assert words in told[0][4]
+
+
+async def test_an_alarm_is_told_as_long_as_it_is_raised(tmp_path: Path, open_store: OpenStore) -> None:
+    """Even if there is room again: nobody can write until it is disarmed."""
+    with EtcdServer(tmp_path, flags=("--quota-backend-bytes", str(16 << 20))) as server:
+        store = await open_store(server)
+        batches = [store.batch().create(f"/k/{number}", bytes(500_000)) for number in range(60)]
+        answers = await asyncio.gather(*map(store.apply, batches), return_exceptions=True)
+        assert any(isinstance(answer, StoreFull) for answer in answers)
+        assert "etcd alarm" in {each.check async for each in examine(store) if each.verdict == "problem"}
+        server.etcdctl("alarm", "disarm")
+        assert "etcd alarm" not in {each.check async for each in examine(store)}
+
+
+async def test_a_member_that_is_away_is_a_problem(tmp_path: Path) -> None:
+    with EtcdCluster(tmp_path) as cluster:
+        store = await EtcdStore.open(cluster.endpoints, "/settings")
+        gone = next(member for member in cluster.members if member is not cluster.leader())
+        gone.kill()
+        wrong = [each async for each in examine(store) if each.verdict == "problem"]
+        assert [(each.check, each.about) for each in wrong] == [("etcd member", f"etcd {gone.endpoint}")]
+        await store.close()
 
 
 def test_a_young_store_need_not_be_compacted() -> None:
