@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from metatxn.cli import serve, services
 from metatxn.cli.options import CliError
 from metatxn.cli.settings import SERVERS
+from tests.certificates import Authority
 from tests.metatxn.command_line import Done, error_line, run_here
 
 SETTINGS = """
@@ -85,6 +87,7 @@ def test_the_output_of_a_profile_counts_for_errors_too(settings: Path) -> None:
         assert error("topic", "list", *output).startswith("metatxn: nothing answers")
 
 
+OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 NAMED_BEFORE = {
     "store",
     "token-file",
@@ -154,6 +157,26 @@ def test_every_option_of_a_server_has_a_variable(settings: Path, made: dict[str,
             variable = f"METATXN_OPTION_{option.upper().replace('-', '_')}"
             assert variable in shown or option in NAMED_BEFORE, option
     assert "METATXN_OPTION" not in run_here("broker", "drain", "--help").stdout, "that is no option of a server"
+
+
+@pytest.mark.parametrize("server", ["coordinator", "broker"])
+def test_the_page_about_operations_shows_settings_that_are_taken(
+    server: str, made: dict[str, Any], tmp_path: Path
+) -> None:
+    """And its unit starts the same command."""
+    (settings,) = re.findall(r"```toml\n(    \[coordinator\]\n.*?)    ```", OPERATIONS, re.DOTALL)
+    (tmp_path / "tokens.toml").write_text("")
+    issued = Authority(tmp_path / "authority").sign("service", host="10.0.0.5")
+    issued.cert.rename(tmp_path / "service.pem")
+    issued.key.rename(tmp_path / "service.key")
+    here = textwrap.dedent(settings).replace("/etc/metatxn", str(tmp_path)).replace("/var/lib/metatxn", str(tmp_path))
+    (tmp_path / "metatxn.toml").write_text(here)
+    (command,) = re.findall(r"^ *ExecStart=/opt/metatxn/bin/metatxn (.*)$", OPERATIONS, re.MULTILINE)
+    arguments = command.replace("/etc/metatxn", str(tmp_path)).replace("broker", server).split()
+    assert "far enough" in error_line(run_here(*arguments))
+    assert made["store"] == "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379/prod"
+    port = 8470 if server == "coordinator" else 8471
+    assert (made["host"], made["advertise_url"]) == ("0.0.0.0", f"https://10.0.0.5:{port}")
 
 
 @pytest.mark.parametrize("given", ["10m", "600000"])
