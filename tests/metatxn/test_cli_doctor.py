@@ -107,7 +107,7 @@ def test_a_disk_that_fills_up(used: int, verdict: str) -> None:
     (checked,) = [
         each for each in doctor.of_cluster(cast(metatxn.Client, services), "http://c") if each.check == "disk"
     ]
-    assert (checked.verdict, checked.what, bool(checked.action)) == (verdict, f"{used} % of 100 B are used", used == 80)
+    assert (checked.verdict, checked.what, bool(checked.action)) == (verdict, f"{used} % of 100 B is used", used == 80)
 
 
 def test_an_upgrade_that_was_not_finalized_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:

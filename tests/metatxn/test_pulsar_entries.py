@@ -120,7 +120,7 @@ def test_no_memory_is_shown_behind_a_payload_that_is_too_small(compression: int)
     assert compress is not None
     value = b"v" * 300
     for size in (299, 301, 5000):
-        with pytest.raises(ValueError, match=r"less than|cannot be read|must be 300"):
+        with pytest.raises(ValueError, match=r"fewer than|cannot be read|must be 300"):
             decode_pulsar(entry(compress(value), compression=compression, uncompressed_size=size))
 
 
