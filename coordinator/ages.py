@@ -1,4 +1,4 @@
-"""Since when the open transactions are open. The store lists them by deadline, which every keep-alive moves, so the
+"""How long the open transactions have been open. The store lists them by deadline, which every keep-alive moves, so the
 oldest ones may be the last there.
 
 The begin of a transaction never changes, so its header is read once, however often one looks. What is remembered is
@@ -25,7 +25,7 @@ PAGE = 1_000
 
 
 class OpenAges:
-    """Of the `MAX_COUNTED` open transactions with the earliest deadlines."""
+    """The ages of the `MAX_COUNTED` open transactions with the earliest deadlines."""
 
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class OpenAges:
         return min(self._created_ms.values(), default=None)
 
     async def look(self, stopping: Callable[[], bool] = lambda: False) -> None:
-        """Raises the store's errors; what was found before then remains."""
+        """Look at the open transactions. Raises the store's errors; what was found before then remains."""
         async with self._looking:
             await self._look(stopping)
 
@@ -67,8 +67,8 @@ class OpenAges:
         }
 
     async def oldest_first(self, until_ms: int, after: str, limit: int) -> list[Row]:
-        """Those that began at or before `until_ms`, behind the position `after`: fewer than `limit` are all. The last
-        look is enough if it was later than that; some of them may be decided since."""
+        """The transactions that began at or before `until_ms`, after the position `after`; fewer than `limit` are all.
+        The last look is enough if it was later than that; some of them may have been decided since."""
         if self._looked_ms <= until_ms:
             async with self._looking:
                 if self._looked_ms <= until_ms:

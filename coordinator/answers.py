@@ -66,7 +66,7 @@ def members_alike(txn_ids: Sequence[TxnId], header: Header, revision: Revision) 
 def describe(
     txn_id: TxnId, header: Header, revision: Revision, *, deadline_ms: int | None = None, prepared: bool = False
 ) -> TransactionHeader:
-    """`members` as a model."""
+    """Like `members`, as a model."""
     return TransactionHeader(**members(txn_id, header, revision, deadline_ms=deadline_ms, prepared=prepared))
 
 
@@ -91,7 +91,7 @@ def unknown_transaction(txn_id: TxnId) -> errors.MetatxnError:
 
 
 def collected_or_never_begun(txn_id: TxnId) -> errors.MetatxnError:
-    """No record tells the two apart."""
+    """The refusal for either case: no record tells the two apart."""
     return errors.TransactionNotFound(
         f"transaction {txn_id} was collected after its end, or never began: its id was given out, and has no record",
         action="A finished transaction is forgotten after the retention time: --gc-retention-ms of the coordinators.",
@@ -127,7 +127,7 @@ def already_decided(txn_id: TxnId, header: Header) -> errors.MetatxnError:
 
 
 def other_writers(txn_id: TxnId, header: Header) -> errors.MetatxnError:
-    """A transaction cannot be committed again with another list of writers: the first list has decided."""
+    """The refusal to commit a transaction again with another list of writers: the first list has decided."""
     counted = "all" if header.writers is None else f"{len(header.writers)} named"
     return errors.InvalidTransactionState(
         f"transaction {txn_id} was COMMITTED at {header.finalized_ms} with other writers ({counted} writers count)",

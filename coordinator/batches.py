@@ -6,7 +6,7 @@ first.
 
 An item is *plain* if it is alone in its lane, and can only fail by a check of its one write. Plain items are done
 together, `TOGETHER` of them in one apply, which saves most of the work, in this process and in the store. If they are
-too much for one apply, they are divided into halves. If a check of one item does not hold, the apply has no effect on
+they are into halves. If a check of one item does not hold, the apply has no effect on
 any of them, and each is done separately.
 """
 
@@ -50,7 +50,7 @@ TOGETHER = 42
 """This many ends check 168 keys, and three such applies fill a request of 512 operations. An etcd with the default
 `--max-txn-ops` accepts half of one."""
 LANES_AT_ONCE = 256
-"""The number of lanes of one batch that run concurrently: enough to fill the requests to a store, and not so many that
+"""The number of lanes of one batch that run concurrently: enough to fill the requests to a store, but not so many that
 all others have to wait."""
 
 

@@ -1,5 +1,5 @@
 """Where the console is served. It is a client of the services that happens to live here, and is handed in: the
-coordinator knows nothing of it but how to pass a request on."""
+coordinator knows nothing about it except how to pass a request on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "/console"
 
 
 class ConsoleApp(Protocol):
-    """An application of ASGI that asks for tokens itself."""
+    """An ASGI application that asks for tokens itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 

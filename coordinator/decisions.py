@@ -47,14 +47,15 @@ class Decisions:
     metrics: CoordinatorMetrics
 
     async def read(self, txn_id: TxnId) -> TransactionRecords:
-        """Raises TXN_NOT_FOUND."""
+        """Read a transaction. Raises TXN_NOT_FOUND."""
         records = await read_transaction(self.store, txn_id)
         if records is None:
             raise unknown_transaction(txn_id)
         return records
 
     async def decide(self, records: TransactionRecords, final: Header, *, as_holder: bool = False) -> TransactionHeader:
-        """Raises `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's errors."""
+        """Decide a transaction. Raises `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's
+        errors."""
         batch = finalize(self.store.batch(), [records], final)
         await self._let_go_of_key(batch, records, final, as_holder=as_holder)
         applied = await self.apply(batch, ([records], final))
@@ -116,7 +117,7 @@ class Decisions:
         """Clear the key's `txn_id`; a commit also checks its epoch and moves `last_version` (DESIGN §5.15).
 
         An *unprepared* transaction commits only under the key's current epoch. A prepared one has outlived its epoch
-        when a newer connection took over: that connection is told of it and must be able to commit it, and the key
+        when a newer connection took over: that connection is told about it and must be able to commit it, and the key
         still holds it.
         """
         header = records.header
@@ -139,7 +140,8 @@ class Decisions:
 
 
 def committed(header: Header, now_ms: int, writers: tuple[str, ...] | None, by: str | None) -> Header:
-    """`by`, of both: the name of the caller who requested it, if it was authenticated."""
+    """The final header of a commit. `by`, here and below, is the name of the caller who requested it, if
+    authenticated."""
     update = {"state": TxnState.COMMITTED, "finalized_ms": now_ms, "writers": writers, "ended_by": by}
     return header.model_copy(update=update)
 

@@ -37,7 +37,7 @@ class Doubt:
         self.lost = self.lost or overtaken.perhaps_ours
 
     def settle(self) -> None:
-        """The records were read since then, and show what became of the lost write."""
+        """The records have been read since then, and show what happened to the lost write."""
         self.lost = False
 
     def __enter__(self) -> Self:

@@ -21,9 +21,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """`writers` are those that count, as a `writer_set`. None: the remembered ones, or all if none are remembered.
+    """A commit. `writers` are those that count, as a `writer_set`. None: the remembered ones, or all if none are
+    remembered.
 
-    `as_holder`, of both ends: the caller holds the transaction's key, whose record remembers that.
+    `as_holder`, of either end: the caller holds the transaction's key, whose record remembers that.
     """
 
     txn_id: TxnId
@@ -32,7 +33,7 @@ class Commit:
 
     @property
     def wish(self) -> object:
-        """Equal for ends that make the same of equal headers."""
+        """A value that is equal for ends that turn equal headers into equal ones."""
         return Commit, self.writers
 
     def refuse(self, caller: Principal) -> None:
@@ -56,7 +57,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """`force` is for administrators, and only changes who may abort a prepared transaction."""
+    """An abort. `force` is for administrators, and only changes who may abort a prepared transaction."""
 
     txn_id: TxnId
     reason: str | None = None

@@ -87,7 +87,7 @@ class GcSweep(PeriodicSweep):
         self._metrics = metrics
         self._retention_ms = retention_ms
         self.kept: int | None = None
-        """Of the last sweep, if there was one."""
+        """The headers that the last sweep kept, if there was one."""
 
     async def sweep(self) -> bool:
         collected = await self.collect_once()
@@ -159,7 +159,7 @@ class GcSweep(PeriodicSweep):
         may go. It never moves backwards: a sweep that is behind another one leaves it where it is."""
         record = await self._store.get(paths.GC_HORIZON)
         for _ in range(_MOST_RIVALS):
-            # Behind the read of the horizon, which whoever takes a hold writes again.
+            # After the read of the horizon, which every request that takes a hold writes again.
             lowest = await lowest_held(self._store, self._clock())
             free = [each for each in headers if lowest is None or each[1].version <= lowest]
             if not free:
@@ -185,7 +185,8 @@ class GcSweep(PeriodicSweep):
         raise StoreUnavailable("other sweeps moved the horizon each time that this one tried to")
 
     async def _delete(self, headers: Sequence[tuple[TxnId, Record]]) -> int:
-        """The number of headers deleted: all in one apply, or each separately if one of them cannot be deleted."""
+        """Delete headers, and return their number: all in one apply, or each separately if one of them cannot be
+        deleted."""
         batch = self._store.batch()
         for txn_id, record in headers:
             operations = paths.ops_of_transaction(txn_id)

@@ -1,6 +1,6 @@
 """Transactions that have been open for too long, and every segment whose readers they may hold back.
 
-Of a page only the headers and the first operation of each participant are read: a transaction with a hundred thousand
+For a page, only the headers and the first operation of each participant are read: a transaction with a hundred thousand
 operations on one segment costs one small range.
 """
 

@@ -56,7 +56,7 @@ _SKEW_MS = 60_000 + BLOCK_SECONDS * 1_000
 """More than the clocks of two coordinators ever differ, and the time for which a block of ids is used."""
 _ReadSlice = Callable[[str, int], Awaitable[list[Row]]]
 _Rows = AsyncGenerator[tuple[str, TransactionRecords | None]]
-"""The position behind each row, and its records, unless they were removed meanwhile."""
+"""The position after each row, and its records, unless they were removed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Filter:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether it depends on more than the range which transactions are shown."""
+        """Whether more than the range decides which transactions are shown."""
         others = (self.older_than_ms, self.younger_than_ms, self.transaction_key, self.owner, self.text)
         return any(each is not None for each in others)
 
@@ -92,9 +92,9 @@ class Filter:
         )
 
     def ends_at(self, at_ms: int, now_ms: int) -> bool:
-        """Whether nothing is wanted from the row of this time on, where the latest are first. Neither a deadline nor a
-        decision is before the begin, except by the difference of two clocks; so what follows a row of that time began
-        even earlier, or has an id of a block that was in use then."""
+        """Whether nothing from the row of this time on is wanted, in a list with the latest first. Neither a deadline
+        nor a decision is before the begin, except by the difference of two clocks; so what follows a row of that time
+        began even earlier, or has an id of a block that was in use then."""
         return self.younger_than_ms is not None and at_ms < now_ms - self.younger_than_ms - _SKEW_MS
 
 
@@ -107,13 +107,14 @@ class Listings:
         self.ages = OpenAges(store, clock)
         self._metrics = metrics or CoordinatorMetrics()
         self._latest_open_ms: dict[int, int] = {}
-        """By the size of a slice, the earliest deadline of the latest open ones when they were read last: pages that
+        """The earliest deadline of the latest open ones when they were last read, by the size of a slice: pages that
         follow the list read it again and again. It only saves work, and is forgotten when they were all there are."""
 
     async def transactions(
         self, wanted: Filter, limit: int = paging.DEFAULT_LIMIT, page_token: str | None = None
     ) -> TransactionPage:
-        """Raises INVALID_ARGUMENT for a page token of another list, and for an order that it cannot have."""
+        """A page of transactions. Raises INVALID_ARGUMENT for a page token of another list, or an order that it cannot
+        have."""
         name, read_slice = self._range_of(wanted)
         after = paging.position_of(name, page_token)
         rows = self._by_index(wanted, read_slice, after, limit) if read_slice else self._by_begin(wanted, after)

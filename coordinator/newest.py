@@ -21,7 +21,7 @@ from metatxn.wire.ids import TxnId
 
 MERGED = 64
 """The number of coordinator ids whose transactions are in one order. Those of further ones, which only a cluster has
-that chooses its coordinator ids, follow behind them."""
+that chooses its coordinator ids, come after them."""
 _IDS_AT_ONCE = 100
 PORTIONS = (4, 8, 16)
 """The number of transactions that are read at once the first, the second and every later time. A portion is always read
@@ -29,7 +29,8 @@ completely."""
 
 
 class NewestFirst:
-    """Raises the store's errors wherever it reads. `position` is "" for the first page."""
+    """The transactions, latest begun first. Raises the store's errors wherever it reads. `position` is "" for the first
+    page."""
 
     def __init__(self, store: MetadataStore, position: str) -> None:
         self._store = store
@@ -38,14 +39,14 @@ class NewestFirst:
 
     @property
     def position(self) -> str:
-        """Behind the last one that `take` has returned. The highest coordinator id stays in it, because further ones
-        follow there."""
+        """The position after the last one that `take` has returned. The highest coordinator id stays in it, because
+        further ones follow there."""
         last = len(self._streams) - 1
         going_on = (stream for number, stream in enumerate(self._streams) if number == last or not stream.ended)
         return ",".join(stream.passed for stream in going_on)
 
     async def take(self) -> TransactionRecords | None:
-        """The next transaction that is there; None behind the last."""
+        """The next transaction that is there; None after the last."""
         while True:
             await asyncio.gather(*(stream.fill() for stream in self._streams))
             reading = [stream for stream in self._streams if stream.heads]
@@ -80,11 +81,11 @@ class _Backwards:
 
     @property
     def latest(self) -> tuple[int, TxnId]:
-        """Of the heads, when the first began, and its id."""
+        """When the first of the heads began, and its id."""
         return self.heads[0].header.created_ms, self.heads[0].txn_id
 
     async def fill(self) -> None:
-        """Afterwards there are heads, unless it has ended."""
+        """Read more if needed. Afterwards there are heads, unless it has ended."""
         while not self.heads and not self.ended:
             if not self._ids:
                 self._ids = await listing.before_id(self._store, self._read_to, limit=_IDS_AT_ONCE)

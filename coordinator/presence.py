@@ -91,14 +91,14 @@ class Presence:
 
     @property
     def waiting_for(self) -> dict[str, str]:
-        """For `/readyz`: empty while the watch shows that this process is announced."""
+        """What `/readyz` waits for: empty while the watch shows that this process is announced."""
         if self._seen.is_set():
             return {}
         return {"watch": "it does not show that this coordinator is announced"}
 
     async def behind(self) -> dict[str, str]:
-        """For `/readyz`: empty if the watch shows all announcements that are in the store, or does so soon. Raises the
-        store's errors."""
+        """What `/readyz` reports: empty if the watch shows all announcements that are in the store, or does so soon.
+        Raises the store's errors."""
         there = await self._store.range(paths.COORDINATORS, prefix_end(paths.COORDINATORS))
         versions = {record.key: record.version for record in there.records}
         try:
@@ -161,7 +161,7 @@ class Presence:
         return {record.key: record for record in found.records}
 
     def _is_anothers(self, announced: Mapping[str, Record]) -> bool:
-        """Another process was announced with the id before. A chosen id is then shared, which is logged."""
+        """Whether another process was announced with the id earlier. A chosen id is then shared, which is logged."""
         own = announced.get(self._own)
         others = (record for key, record in announced.items() if key != self._own and not (own and _first(own, record)))
         if all(_coordinator_id(record) != self.coordinator_id for record in others):

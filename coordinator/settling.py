@@ -148,7 +148,7 @@ class Settling:
         return None if versions or version is None else Applied(version)
 
     async def _may_still_apply(self, batch: Batch) -> bool:
-        """As far as can be told: what lies in ranges is not looked at."""
+        """Whether the batch may still apply, as far as can be told: the contents of ranges are not looked at."""
         checks = [check for check in batch.checks if not isinstance(check, EmptyRange)]
         seen = await self.store.get_many(list(dict.fromkeys(check.key for check in checks)))
         return all(holds(check, seen.records[check.key]) for check in checks)

@@ -1,7 +1,8 @@
 """The metadata store looked through step by step: what it holds, and what contradicts the layout.
 
-Nothing is remembered between two steps. Whoever wants to know of the whole store goes on until there is no page left,
-and adds up. So the work of a request has an end, and nothing goes on in the coordinator for somebody who has left.
+Nothing is remembered between two steps. A caller that wants to know about the whole store goes on until there is no
+page left, and adds up. So the work of a request has an end, and nothing goes on in the coordinator for a caller that
+has left.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from metastore.types import Record
 from metatxn.wire.coordinator import CheckedRecords, StoreCheckPage, StoreFinding, key_prefix
 
 STEP_BYTES = 1 << 20
-"""A step ends with the record whose value exceeds this size together with those before."""
+"""A step ends with the record that brings the values to more than this size."""
 _LIST = "check"
 
 

@@ -1,4 +1,4 @@
-"""Records as they stand in the metadata store, for people who want to see them without its tools."""
+"""Records as they are in the metadata store, for people who want to see them without its tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from metatxn.wire.coordinator import StoredRecord, StoredRecordPage
 from metatxn.wire.ids import TxnId
 
 PAGE_BYTES = 1 << 20
-"""A page ends with the record whose value exceeds this size together with those before."""
+"""A page ends with the record that brings the values to more than this size."""
 
 
 class StoredRecords:
@@ -27,7 +27,8 @@ class StoredRecords:
         self._store = store
 
     async def of_transaction(self, txn_id: TxnId, limit: int, page_token: str | None = None) -> StoredRecordPage:
-        """The header and the records beside it, and then the operations. Raises TXN_NOT_FOUND, INVALID_ARGUMENT."""
+        """The header and the records that belong to it, and then the operations. Raises TXN_NOT_FOUND,
+        INVALID_ARGUMENT."""
         name = f"ops {txn_id}"
         after = paging.position_of(name, page_token)
         beside: list[Record] = []
@@ -40,7 +41,7 @@ class StoredRecords:
         return await self._page(name, paths.ops_of_transaction(txn_id), after, limit, beside)
 
     async def below(self, prefix: str, limit: int, page_token: str | None = None) -> StoredRecordPage:
-        """Those whose keys begin with `prefix`, in the order of the keys. Raises INVALID_ARGUMENT."""
+        """The records whose keys begin with `prefix`, in the order of the keys. Raises INVALID_ARGUMENT."""
         name = f"records {prefix}"
         return await self._page(name, prefix, paging.position_of(name, page_token), limit)
 
@@ -65,8 +66,8 @@ class StoredRecords:
 
 
 def _value(stored: bytes) -> Any:
-    """Every value of ours is JSON. One that somebody else has written is shown as text, also if it is JSON that no
-    answer can hold: half of a character, or lists that are too deep for their place in a page."""
+    """A value to show. Every value of ours is JSON. One that another program has written is shown as text, also if it
+    is JSON that no answer can hold: half of a character, or lists that are too deep for their place in a page."""
     if not stored:
         return None
     try:

@@ -45,7 +45,7 @@ OVERDUE_INTERVALS = 2
 """The number of sweeps after which any process may abort a transaction that is due."""
 
 Ended = bool | None
-"""True: aborted; False: nothing to do; None: failed, and the next sweep will find it again."""
+"""The outcome. True: aborted; False: nothing to do; None: failed, and the next sweep will find it again."""
 
 log = structlog.get_logger()
 

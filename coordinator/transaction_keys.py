@@ -46,7 +46,8 @@ log = structlog.get_logger()
 
 
 class Begun(NamedTuple):
-    """`created` is false if begin found the same transaction open, or its version already committed."""
+    """The answer to a begin. `created` is false if it found the same transaction open, or its version already
+    committed."""
 
     header: TransactionHeader
     created: bool
@@ -54,7 +55,7 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """Begin only behind this transaction, the last one of the key; None if there was none since the connect. So a late
+    """Begin only after this transaction, the last one of the key; None if there was none since the connect. So a late
     copy of a begin never ends or replaces a transaction that came after it (DESIGN §5.22)."""
 
     txn_id: TxnId | None
@@ -73,7 +74,7 @@ class TransactionKeys:
     async def connect(self, key: str, request: ConnectRequest) -> ConnectAnswer:
         """Become the one connection of `key`.
 
-        Raises NOT_ALLOWED for a stale epoch or a session that was taken over from, and OUTCOME_UNKNOWN.
+        Raises NOT_ALLOWED for a stale epoch or a session that was taken over, and OUTCOME_UNKNOWN.
         """
         fenced: TransactionRecords | None = None
         with Doubt("Connect again, with -1 or with the current epoch of the key.", transaction_key=key) as doubt:
@@ -106,8 +107,8 @@ class TransactionKeys:
             raise patience.over(f"transaction key {key!r}")
 
     async def fence(self, key: str, epoch: int, owner: str | None = None) -> ConnectAnswer:
-        """End the connection that has this epoch: as `connect`, but nobody is connected then. It is an administrator's
-        operation, for keys of all owners.
+        """End the connection that has this epoch: like `connect`, but no process is connected afterwards. It is an
+        administrator's operation, for keys of all owners.
 
         Raises NOT_FOUND for a key that is not in use, NOT_ALLOWED if its epoch is another one, and OUTCOME_UNKNOWN.
         """
@@ -220,8 +221,8 @@ class TransactionKeys:
         )
 
     async def ended(self, records: TransactionRecords) -> bool:
-        """The holder of the key knows what became of this transaction, whoever has decided it. False if the key was
-        written meanwhile: read again. Raises the store's errors."""
+        """Let the holder of the key know what happened to this transaction, no matter who decided it. False if the key
+        was written meanwhile: read again. Raises the store's errors."""
         header = records.header
         assert header.key is not None, "a key holds what was begun under it"
         held = await read_key(self._store, header.owner, header.key)
@@ -273,7 +274,7 @@ class TransactionKeys:
         )
 
     async def get(self, key: str, owner: str | None = None) -> TransactionKeyInfo:
-        """Raises NOT_FOUND if the key was never used, or is deleted."""
+        """The state of a key. Raises NOT_FOUND if the key was never used, or is deleted."""
         held = await read_key(self._store, owner, key)
         if held.live is None:
             raise _unknown_key(key)

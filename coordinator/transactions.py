@@ -179,7 +179,7 @@ class Transactions:
         )
 
     async def get(self, txn_id: TxnId, *, caller: Principal = ANYONE) -> TransactionHeader:
-        """Raises TXN_NOT_FOUND."""
+        """Read a transaction. Raises TXN_NOT_FOUND."""
         try:
             records = await self._decisions.read(txn_id)
         except errors.TransactionNotFound:
@@ -188,7 +188,7 @@ class Transactions:
         return answers.describe_records(records)
 
     async def _not_found(self, txn_id: TxnId) -> errors.MetatxnError:
-        """For one that had no header when it was read. Ids come in blocks, so one below the next block of its
+        """The error for a transaction without a header. Ids come in blocks, so one below the next block of its
         coordinator id may have been begun; others were not. Raises the store's errors."""
         counter = await self._decisions.store.get(paths.id_sequence(txn_id.coordinator))
         given_out = counter is not None and txn_id.sequence < int(counter.value)
@@ -214,7 +214,7 @@ class Transactions:
         """Abort. A transaction that timed out or was fenced is already aborted, so aborting it succeeds.
 
         `force` is for administrators, and only changes who may abort a prepared transaction; while authentication is
-        off, everybody may. Raises INVALID_TXN_STATE if it was committed, OUTCOME_UNKNOWN, and NOT_ALLOWED for a
+        off, everyone may. Raises INVALID_TXN_STATE if it was committed, OUTCOME_UNKNOWN, and NOT_ALLOWED for a
         transaction of another owner, for `force` without the right admin, and for an administrator without `force`.
         """
         return await self.end(Abort(txn_id, reason, force), caller=caller)
@@ -227,7 +227,7 @@ class Transactions:
         known: TransactionRecords | None = None,
         lost: Overtaken | OutcomeUnknown | None = None,
     ) -> TransactionHeader:
-        """`commit` or `abort`.
+        """End a transaction: `commit` or `abort`.
 
         `known` is the transaction as it was read after this request arrived, to save the first read; `lost` is the
         result of an attempt to end it together with others.
@@ -372,8 +372,8 @@ class Transactions:
         *,
         when_prepared: Callable[[TransactionRecords], TransactionHeader] | None = None,
     ) -> TransactionHeader:
-        """`change` fills a batch for the side records of an open transaction, and returns the answer for when the batch
-        is applied; it leaves the batch empty if there is nothing to change.
+        """Change side records. `change` fills a batch for those of an open transaction, and returns the answer for when
+        the batch is applied; it leaves the batch empty if there is nothing to change.
 
         What is read after a lost reply never settles the doubt: the change may have taken effect and been counted, and
         then have been deleted with the decision, or overwritten.
@@ -412,7 +412,7 @@ def _perhaps_begun(lost: Unanswered) -> Iterator[errors.MetatxnError]:
 
 
 def refuse_half_a_key(request: BeginRequest) -> None:
-    """Raises INVALID_ARGUMENT. If the epoch were optional, anybody who knows a key could fence its holder."""
+    """Raises INVALID_ARGUMENT. If the epoch were optional, anyone who knows a key could fence its holder."""
     for field in ("epoch", "version"):
         if getattr(request, field) is not None and request.transaction_key is None:
             raise invalid_field(field, "requires a transaction_key")

@@ -104,7 +104,7 @@ class MetadataStore(ABC):
         self._refusal_kind: type[MetastoreError] = StoreWentBack
         self.lost_writes: str | None = None
         """What shows that the store has lost writes that it had acknowledged, or None. A backend sets it, and then
-        answers nobody but the guard, which tells the others: see `IncarnationGuard`."""
+        answers only the guard, which tells the others: see `IncarnationGuard`."""
 
     def command_for(self, key: str) -> str | None:
         """What an operator types to see this record with the store's own tool; None if there is no such tool."""

@@ -69,7 +69,7 @@ class StoreUnusable(MetastoreError):
 
 
 class StoreMissing(StoreUnusable):
-    """There is no store at the place that was opened to be read. Opened to be written, it would be made."""
+    """There is no store at the place that was opened for reading. Opened to be written, it would be made."""
 
 
 class StoreClosed(MetastoreError):

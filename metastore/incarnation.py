@@ -198,7 +198,7 @@ class IncarnationGuard:
         return found
 
     async def _join(self, snapshot: Snapshot) -> Incarnation:
-        """Write the cluster version again as it was read, so that nobody raises it without having seen that this
+        """Write the cluster version again as it was read, so that no process raises it without having seen that this
         process is announced. Changes nothing if it must not join."""
         incarnation, version = _decoded(snapshot)
         if incarnation is not None and (waiting := _waits_for_recovery(incarnation)):

@@ -1,4 +1,5 @@
-"""The announcement of this process, with its release, for whoever raises the cluster version (see `metastore.upgrade`).
+"""The announcement of this process, with its release, for the process that raises the cluster version (see
+`metastore.upgrade`).
 
     announce this process ─▶ read the cluster version, and write it again as it was ─▶ serve
 

@@ -25,7 +25,7 @@ from metastore.types import Record
 from metastore.versions import FIRST, RELEASES, SPEAKS, too_new
 
 _NAMED = 3
-"""An obstacle names at most so many segments."""
+"""The most segments that an obstacle names."""
 
 
 class UpgradeRefused(Exception):

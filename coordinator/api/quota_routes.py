@@ -33,14 +33,15 @@ def quota_routes(stored: StoredQuotas, quotas: Quotas) -> APIRouter:
 def _default_routes(api: APIRouter, stored: StoredQuotas, quotas: Quotas) -> None:
     @api.get("/v1/quotas/default", responses=problems(403, 503))
     async def get_default_quota(caller: Caller) -> QuotaInfo:
-        """Get the quota of every principal whose own says nothing. Without authentication all callers share it."""
+        """Get the quota that applies where a principal's own says nothing. Without authentication all callers share
+        it."""
         caller.require_admin()
         return (await stored.get(None)).model_copy(update={"use": quotas.use_of(NOBODY)})
 
     @api.patch("/v1/quotas/default", responses=problems(403, 409, 422, 503, 504))
     @audited("quota.change", body=QUOTA_NAMES)
     async def set_default_quota(request: QuotaChanges, caller: Caller) -> QuotaInfo:
-        """Change the default. What is not named stays as it is, and null removes an amount."""
+        """Change the default. Amounts that are not named stay as they are, and null removes one."""
         caller.require_admin()
         return await stored.change(None, request.changes())
 
@@ -50,7 +51,7 @@ def _principal_routes(api: APIRouter, stored: StoredQuotas, quotas: Quotas) -> N
     async def list_quotas(
         caller: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: _PageToken = None
     ) -> QuotaPage:
-        """List the principals that have a quota of their own, by name."""
+        """List the principals that have their own quota, by name."""
         caller.require_admin()
         found, more = await stored.page(page_token, limit)
         items = [info.model_copy(update={"use": quotas.use_of(info.principal or NOBODY)}) for info in found]
@@ -66,6 +67,6 @@ def _principal_routes(api: APIRouter, stored: StoredQuotas, quotas: Quotas) -> N
     @api.patch("/v1/quotas/principals/{principal}", responses=problems(403, 409, 422, 503, 504))
     @audited("quota.change", body=QUOTA_NAMES)
     async def set_quota(principal: PrincipalPath, request: QuotaChanges, caller: Caller) -> QuotaInfo:
-        """Change a principal's quota. What is not named stays as it is, and null removes an amount."""
+        """Change a principal's quota. Amounts that are not named stay as they are, and null removes one."""
         caller.require_admin()
         return await stored.change(principal, request.changes())

@@ -108,7 +108,7 @@ class TransactionQuery(PageQuery):
             Field(
                 min_length=1,
                 max_length=256,
-                description="Only transactions that have this text, in any case, in their id, key, owner, reason or "
+                description="Only transactions that have this text, ignoring case, in their id, key, owner, reason or "
                 "properties.",
             ),
         ]
@@ -118,7 +118,7 @@ class TransactionQuery(PageQuery):
         Annotated[
             Literal["newest"],
             Field(
-                description="The latest begin first; with `state`, the latest deadline of open ones or the latest "
+                description="The latest begun first; with `state`, the latest deadline of open ones or the latest "
                 "decision first. Excludes `segment`."
             ),
         ]
@@ -292,7 +292,7 @@ def listing_routes(transactions: Transactions, listings: Listings, stored: Store
         "/{txn_id}/records", response_model=StoredRecordPage, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND)
     )
     async def records(txn_id: TxnIdPath, query: Annotated[PageQuery, Query()], caller: Caller) -> Response:
-        """The records of a transaction as they stand in the metadata store: its header, its deadline after a
+        """The records of a transaction as they are in the metadata store: its header, its deadline after a
         keep-alive, whether it is prepared, the writers that count, and the operations that no broker has cleaned up
         yet."""
         if not caller.superuser:
@@ -327,7 +327,7 @@ def token_routes(authenticator: Authenticator | None) -> APIRouter:
 
     @router.get("", response_model=AcceptedTokenPage, responses=problems(ErrorCode.INVALID_ARGUMENT))
     async def accepted_tokens(query: Annotated[PageQuery, Query()]) -> Response:
-        """The tokens that this coordinator accepts, and what may be done with each. Nothing here opens a door: a listed
+        """The tokens that this coordinator accepts, and what may be done with each. Nothing here gives access: a listed
         token is shown without its secret and its hash. Without authentication there are none."""
         found = authenticator.accepted() if authenticator is not None else []
         place = int(position_of("tokens", query.page_token) or 0)
@@ -392,7 +392,7 @@ def transaction_key_routes(transactions: Transactions, listings: Listings) -> AP
     @audited("transaction_key.fence", query=("owner",), body=("epoch",))
     async def fence_key(key: KeyPath, body: FenceRequest, query: Annotated[OwnerQuery, Query()]) -> ConnectAnswer:
         """End the connection of a key that has this epoch: the epoch is incremented, and its open transaction is
-        aborted, unless it is prepared. The next connection goes on."""
+        aborted, unless it is prepared. The next connection can go on."""
         return await keys.fence(key, body.epoch, query.owner)
 
     @router.delete(admin + "/{key}", response_model_exclude_none=True, responses=problems(*WRITES, ErrorCode.NOT_FOUND))

@@ -35,7 +35,7 @@ class Tls:
 
     @classmethod
     def of(cls, ca: File | None, cert: File | None, key: File | None) -> Tls | None:
-        """None if no file is given: then there is no TLS. Raises `InvalidCredentials`."""
+        """The TLS settings, or None if no file is given: then there is no TLS. Raises `InvalidCredentials`."""
         if not (ca or cert or key):
             return None
         if bool(cert) != bool(key):

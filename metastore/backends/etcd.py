@@ -179,7 +179,7 @@ class EtcdStore(StoredIndexes):
         try:
             told = await self._connection.ask(self._connection.maintenance.Status, StatusRequest(), self._deadline_s)
         except grpc.aio.AioRpcError:
-            return None  # it is not told to everybody
+            return None  # not every user may see it
         return told.dbSize
 
     # -- writing ------------------------------------------------------------------------------------------------

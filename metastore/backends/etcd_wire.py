@@ -2,7 +2,7 @@
 
     check                 compare                                    what it says
     Absent(key)           create_revision(key) == 0                  no record
-    AtVersion(key, v)     mod_revision(key) == v                     nobody wrote it since
+    AtVersion(key, v)     mod_revision(key) == v                     not written since
     FirstVersion(key)     version(key) == 1                          created and never written again
     EmptyRange(a, b)      create_revision([a, b)) == 0               holds for every record in the range: there is none
 

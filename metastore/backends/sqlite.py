@@ -16,8 +16,9 @@ gathers, so an idle caller waits for nothing and a busy store pays one fsync for
 Durability is that of `journal_mode=WAL, synchronous=FULL`: an answered apply is on disk, as far as the disk tells.
 The file is opened through SQLite only: any other open and close of it by this process would drop SQLite's locks.
 
-Nobody else writes the file. So before each group the name must still lead to the file that was opened, and the revision
-must not be below one that this process has committed. Else the store was replaced by a backup, and is used no more.
+No other process writes the file. So before each group the name must still lead to the file that was opened, and the
+revision must not be below one that this process has committed. Else the store was replaced by a backup, and is used no
+more.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class SqliteStore(StoredIndexes):
         self._closing: asyncio.Task[None] | None = None
 
     def command_for(self, key: str) -> str:
-        """Without the directory of the file, which is nobody's business but that of its machine."""
+        """The command without the directory of the file, which only concerns its machine."""
         literal = key.replace("'", "''")
         question = f"SELECT value FROM records WHERE key = '{literal}'"
         quoted = f'"{question}"' if _PLAIN.fullmatch(key) else shlex.quote(question)  # every key of ours is plain
@@ -548,7 +549,7 @@ class _Database:
             _refuse(group, how)
 
     def _refuse_behind(self, group: Sequence[_Job[Any]], revision: Revision, committed: Revision) -> None:
-        """Fail the jobs, but for those that tell the others, if the store is or was behind `committed`, which was known
+        """Fail the jobs, except those that tell the others, if the store is or was behind `committed`, which was known
         before the transaction began that has read `revision`."""
         if revision < committed:
             self._note_lost(f"it was at revision {committed}, and now it is at revision {revision}")
@@ -813,7 +814,7 @@ def _opening_failure(path: Path, error: sqlite3.Error) -> MetastoreError:
 
 
 def _identity(path: Path, known: tuple[int, int] | None = None) -> tuple[int, int] | None:
-    """Which file has this name; None if none has. It is the `known` one as long as nobody can tell."""
+    """Which file has this name; None if none has. It is the `known` one as long as that cannot be determined."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

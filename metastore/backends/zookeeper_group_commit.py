@@ -27,7 +27,7 @@ always above n, so from then on the request cannot be applied. Then
     it does not             it never will be; its members go back to the head of the queue and are sent again
     the log is gone         the entry may have gone with it (see `zookeeper_history`): its members' outcome is unknown
     the version is lower    the ensemble has lost writes that it had acknowledged, so nothing above can be relied on:
-                            the outcome is unknown, and the store goes back in time for everybody (`incarnation`)
+                            the outcome is unknown, and the store goes back in time for all processes (`incarnation`)
 
 A fence that is late itself only makes the version grow once more: the next request fails at its first operation, which
 is definite, and is sent again with the right version. If the deadline of a member passes before all this is settled,

@@ -144,7 +144,7 @@ async def settings_of_servers(
             yield ZooKeeperSettings(server, len(hosts), silence=f"it does not answer: {error}", away=True)
             continue
         told = told_by(server, len(hosts), srvr, conf)
-        if told.mode is None:  # it serves nobody
+        if told.mode is None:  # it does not serve
             yield told
             continue
         file = await asyncio.to_thread(_file, host, admin_port)

@@ -3,8 +3,8 @@
 Two processes may serve under one coordinator id, because their blocks come from the same record. A block that a process
 had not used up when it died is lost, and is never given out again.
 
-Nobody issues an id of a block that was leased long ago. So under one coordinator id the order of the ids is that of the
-begins, within the time that a block is used, even if several processes serve under it.
+No process issues an id of a block that was leased long ago. So under one coordinator id the order of the ids is that of
+the begins, within the time that a block is used, even if several processes serve under it.
 
 A store that was restored from a backup does give out blocks again, while processes that survived the restore may still
 use them. A process that then finds an id in use discards the whole block.
@@ -120,4 +120,4 @@ class IdBlocks:
     def _lease_ended(self, lease: asyncio.Task[None]) -> None:
         self._lease = None
         if not lease.cancelled():
-            lease.exception()  # The waiting callers get it; if all of them have gone, nobody needs it.
+            lease.exception()  # The waiting callers get it; if all of them have gone, it is not needed.

@@ -36,7 +36,7 @@
 
 `<seq>` is `<segment>:w:<generation>:<counter>` for a write and `<segment>:a:<subscription>:<generation>:<counter>` for
 an ack. A colon is always escaped inside a part, so one participant's operations are exactly one key prefix: it writes
-them without contention and deletes nobody else's. It is `<segment>:o:<group>` for the offset that a consumer group
+them without contention and deletes no others. It is `<segment>:o:<group>` for the offset that a consumer group
 commits: there is one, which a later one in the same transaction replaces.
 
 The escape and padding rules are those of `metastore.keys`.

@@ -1,8 +1,8 @@
 """Which read holds are in force (DESIGN §5.24).
 
 A hold is in force as long as its record is there. Who meets one that is over removes it before going on, so its holder
-cannot prolong it behind that. Whoever drops or collects reads the holds *after* the record that his apply checks: who
-takes a hold writes that record again, so a hold that this read does not show makes the apply fail.
+cannot prolong it behind that. Every request that drops or collects reads the holds *after* the record that his apply
+checks: who takes a hold writes that record again, so a hold that this read does not show makes the apply fail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def holds_in_force(store: MetadataStore, prefix: str, now_ms: int) -> list
 
 
 async def _removed(store: MetadataStore, stored: Record) -> Record | None:
-    """None, or the record as somebody else has written it meanwhile."""
+    """None, or the record as another process has written it meanwhile."""
     try:
         await store.apply(store.batch().remove(stored))
     except CheckFailed as lost:

@@ -17,7 +17,7 @@ def group_law(record: Record, view: View) -> Problems:
 
 
 def group_offset_law(record: Record, view: View) -> Problems:
-    """Its segment may have been deleted with its topic: ids are never used again, so nobody takes it for another."""
+    """Its segment may have been deleted with its topic: ids are never reused, so it is never mistaken for another."""
 
     def parse() -> tuple[str, str]:
         group, segment = record.key.removeprefix(paths.GROUP_OFFSETS).split("/")

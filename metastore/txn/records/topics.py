@@ -95,7 +95,7 @@ class ExclusiveProducerRecord(JsonRecord):
         return self.session is not None
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether nobody has prolonged the hold in time. It lasts all the same until somebody else ends it."""
+        """Whether the hold was not prolonged in time. It lasts anyway until another request ends it."""
         return self.until_ms is not None and self.until_ms < now_ms
 
     @property
@@ -105,7 +105,7 @@ class ExclusiveProducerRecord(JsonRecord):
 
 class ReadHoldRecord(JsonRecord):
     """`/read-hold/<topic>/<hold>`: while it is there, a snapshot of the topic at `revision` stays readable. It lasts
-    beyond `until_ms` until somebody removes it. `principal` is who has taken it, for people."""
+    beyond `until_ms` until it is removed. `principal` is who has taken it, for people."""
 
     revision: int
     created_ms: int
