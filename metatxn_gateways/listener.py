@@ -1,9 +1,9 @@
-"""A TCP listener for protocols of frames behind their size: limits, and answers in the order of the requests.
+"""A TCP listener for protocols of frames that follow their size: limits, and answers in the order of the requests.
 
     bytes ─▶ one buffer per request ─▶ a task per request ─▶ answers, in the order in which the requests came
 
 Each request is received into a buffer of its own, which its handler may keep and change. It grows as bytes come,
-because the size in front of a request is only what somebody says. A connection that sends something malformed is
+because the size in front of a request is only a claim. A connection that sends something malformed is
 closed, with one line in the log.
 
 A protocol whose answers need no order, or whose server speaks unasked, sends frames by itself.
@@ -31,8 +31,8 @@ _SIZE_BYTES = 4
 
 Reply = Sequence[bytes | bytearray | memoryview]
 Handler = Callable[[memoryview], Awaitable[Reply | None] | None]
-"""Answers one request, whose bytes are its to keep: the parts of the answer without its size, or None for none. Raises
-`MalformedRequest`. One that returns None at once takes care of its answers, by `FrameConnection.send`."""
+"""Answer one request, whose bytes the handler may keep: the parts of the answer without its size, or None for none.
+Raises `MalformedRequest`. One that returns None at once takes care of its answers, by `FrameConnection.send`."""
 OnConnect = Callable[["FrameConnection"], Handler]
 
 
@@ -41,15 +41,15 @@ OnClosed = Callable[[str], None]
 
 
 def ignored(reason: str) -> None:
-    """Nobody counts."""
+    """Do not count."""
 
 
 class MalformedRequest(Exception):
-    """These bytes are no request, or none that is offered. The connection is closed."""
+    """These bytes are not a request, or not a supported one. The connection is closed."""
 
 
 class NotAuthenticated(MalformedRequest):
-    """Nobody has shown a token on this connection, or it is not valid any more. The connection is closed."""
+    """No token was shown on this connection, or it is no longer valid. The connection is closed."""
 
 
 class FrameConnection(asyncio.BufferedProtocol):
@@ -63,7 +63,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._into = self._size = bytearray(_SIZE_BYTES)
         self._filled = 0
         self._expected_bytes = 0
-        """Of the request that is being received."""
+        """The buffer of the request that is being received."""
         self._answering: deque[asyncio.Task[Reply | None]] = deque()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -76,7 +76,7 @@ class FrameConnection(asyncio.BufferedProtocol):
     # -- what asyncio calls ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not a subclass of it
         if len(self._connections) >= MAX_CONNECTIONS:
             log.warning("connection refused: there are too many", peer=self.peer)
             self.closed("too_many")
@@ -167,11 +167,11 @@ class FrameConnection(asyncio.BufferedProtocol):
             self._transport.writelines([part for frame in frames for part in _sized(frame)])
 
     async def until_writable(self) -> None:
-        """Until the peer has taken most of what was sent."""
+        """Wait until the peer has taken most of what was sent."""
         await self._writable.wait()
 
     def receive_more(self, wanted: bool) -> None:
-        """Whether more is received from the peer."""
+        """Set whether more is received from the peer."""
         if self._transport is not None and not self._transport.is_closing():
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
@@ -205,7 +205,7 @@ def _sized(frame: Reply) -> Reply:
 
 
 def _looked_at(answering: asyncio.Future[Reply | None]) -> None:
-    """One behind a malformed request may fail, too, and is of interest to nobody."""
+    """Retrieve a failure. A request after a malformed one may fail, too, which interests no one."""
     if not answering.cancelled():
         answering.exception()
 
@@ -237,11 +237,11 @@ class FrameServer:
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The number of connections now."""
         return len(self._connections)
 
     async def start(self) -> None:
-        """Raises `OSError` if the port is in use."""
+        """Start to listen. Raises `OSError` if the port is in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: FrameConnection(self._connect, self._connections, self._closed),

@@ -1,4 +1,4 @@
-"""What a listener needs of the process in which it runs."""
+"""What a listener needs from the process in which it runs."""
 
 from __future__ import annotations
 

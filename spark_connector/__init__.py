@@ -12,6 +12,6 @@ __all__ = ["BatchTransaction", "MetatxnDataSource", "OptionError", "batch_transa
 
 
 def register(spark: SparkSession) -> None:
-    """Needed only where Spark cannot find the format by itself: it searches for importable modules named
+    """Register the format. Needed only where Spark cannot find it by itself: it searches for importable modules named
     `pyspark_…`."""
     spark.dataSource.register(MetatxnDataSource)

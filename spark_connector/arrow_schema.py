@@ -150,7 +150,7 @@ def _instead(name: str, kind: pa.DataType) -> str:
 
 
 def counts_nanoseconds(data_type: pa.DataType) -> bool:
-    """Spark has only microseconds, so a column of this type may also be read as long, which holds its nanoseconds."""
+    """Whether a type has nanoseconds. Spark has only microseconds, so such a column may also be read as long."""
     return (pat.is_timestamp(data_type) or pat.is_duration(data_type)) and data_type.unit == "ns"
 
 

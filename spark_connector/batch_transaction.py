@@ -102,8 +102,8 @@ def _begin(service: ServiceAddress, app_id: str, batch_id: int, session: str, ti
 
 
 def _abort(transaction: metatxn.Transaction) -> None:
-    """The user must see the exception that ended the block, so a failure of the abort is not raised: the transaction
-    then ends by its timeout, or when the batch begins again."""
+    """Abort. The user must see the exception that ended the block, so a failure of the abort is not raised: the
+    transaction then ends by its timeout, or when the batch begins again."""
     try:
         transaction.abort(reason="the block of batch_transaction failed")
     except metatxn.MetatxnError:
@@ -114,7 +114,7 @@ class _Sessions:
     """Which session a block belongs to: the run of the streaming query that it is in, or else this process.
 
     A run that was stopped may leave its `foreachBatch` function running in this very process, and must not share a
-    transaction with the next run. So every run is a session of its own, and a session that was taken over from cannot
+    transaction with the next run. So every run is a session of its own, and a session that was taken over cannot
     connect again. Blocks of one run (or of no run) follow each other. If one begins while another is still open, the
     later one takes over in a new session, and the earlier one fails at its next step.
     """

@@ -13,6 +13,6 @@ from spark_connector.reader import BatchReader
 
 class FilteringReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Accepts the filters that an entry's metadata decides, and returns the others, which Spark applies itself."""
+        """Accept the filters that an entry's metadata decides, and return the others, which Spark applies itself."""
         self._let_through = MetadataFilters(each for each in filters if can_be_pushed(each)).let_through
         return [each for each in filters if not can_be_pushed(each)]

@@ -68,8 +68,8 @@ class Horizons:
         yield from groups.values()
 
     def offsets(self, wanted: Offsets, looked: Looked) -> Offsets:
-        """A time as the places of the segments: what was published before it is before them, as far as it can be
-        read."""
+        """The offsets, with a time as the places of the segments: what was published before it is before them, as far
+        as it can be read."""
         if not isinstance(wanted, datetime):
             return wanted
         found = {each: self._service.position_at(each, wanted).after for each in looked.segments}

@@ -24,8 +24,8 @@ def may_be_text(name: str, wanted: pa.DataType) -> bool:
 
 
 def messages_of_entry(frame: metatxn.Frame, columns: pa.Schema, segment: str) -> Decoded:
-    """The messages of an entry. Raises `SchemaMismatch` for an entry with a table: the topic has got a schema since the
-    read was planned."""
+    """The messages of an entry. Raises `SchemaMismatch` for an entry with a table: the topic has been given a schema
+    since the read was planned."""
     found = raw_messages(frame)
     if found is None:
         raise metatxn.SchemaMismatch(

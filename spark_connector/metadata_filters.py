@@ -39,7 +39,7 @@ def can_be_pushed(each: Filter) -> bool:
 
 
 def _holds(each: Filter, described: Mapping[str, Any]) -> bool:
-    """As in SQL, a comparison with null never holds."""
+    """Whether a filter holds. As in SQL, a comparison with null never does."""
     value = described[each.attribute[0]]  # type: ignore[attr-defined]  # as above
     match each:
         case IsNull():

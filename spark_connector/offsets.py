@@ -29,13 +29,13 @@ Places = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """`since` is None if nothing has been read yet."""
+    """The progress of a read. `since` is None if nothing has been read yet."""
 
     read_up_to: Places
     since: Places | None = None
 
     def begun(self, start: Offset) -> Places:
-        """Where the batch begins that ends here, and for which Spark gives `start` as its beginning; see the module's
+        """The beginning of the batch that ends here, for which Spark gives `start` as its beginning; see the module's
         docstring."""
         if start.since is None and self.since is not None:
             return self.since
@@ -47,7 +47,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> Self:
-        """Raises `OptionError` for an offset that another source has written."""
+        """The offset in a checkpoint. Raises `OptionError` for one that another source has written."""
         if not isinstance(said, dict) or "read_up_to" not in said:
             raise OptionError(f"Option checkpointLocation leads to offsets of another source: {str(said)[:100]}.")
         return cls(said["read_up_to"], said.get("since"))
@@ -105,7 +105,8 @@ class Readable:
 
 
 def readable(places: Places, lineage: Lineage, horizons: Mapping[str, SegmentHorizon]) -> Readable:
-    """`horizons` has every segment that has a place or is unseen, requested for what follows its place."""
+    """What can be read. `horizons` has every segment that has a place or is unseen, requested for what follows its
+    place."""
     drained = {each for each, place in places.items() if horizons[each].ended and horizons[each].end == place}
     unseen = lineage.unseen(places) & horizons.keys()
     waited_for = (places.keys() - drained) | unseen

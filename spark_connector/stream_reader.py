@@ -5,7 +5,7 @@ for every plan, are pickled into the tasks and read there. So the state of the d
 needed.
 
     latestOffset    from memory while nothing has changed (`watch`), else one look at the horizons
-    partitions      the ranges between two offsets, whatever has become of the segments since
+    partitions      the ranges between two offsets, whatever has happened to the segments since
     read            one range, in a task
 """
 
@@ -177,8 +177,8 @@ class StreamPlanner:
             self._watch.arm(self._horizons.by_broker(wanted))
 
     def _look_for_children(self, ended: set[str]) -> None:
-        """A merge ends its parents a little before there is a child; a segment sealed without successor never has
-        one."""
+        """Look for children. A merge ends its parents a little before there is a child; a segment sealed without a
+        successor never has one."""
         childless = {each for each in ended if not self._lineage.children(each)}
         if childless != self._childless:
             self._childless, self._childless_pause_s = childless, CHILDREN_S

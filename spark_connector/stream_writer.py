@@ -9,7 +9,7 @@
   committed": its tasks consume their input and send nothing, and the commit does nothing.
 - A task attempt that failed, lost a race or starts late is a writer the commit does not list: its rows are void.
 - A new run of the same application id connects with a new session, which increments the epoch and aborts what its
-  predecessor had open. A session that was taken over from can never connect again.
+  predecessor had open. A session that was taken over can never connect again.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from spark_connector.table_writes import Fitting, TableWrites, check_dataframe, 
 DRIVER = "spark.driver"
 """The property of a transaction that names the driver process whose tasks began it."""
 CHECKED_FOR_S = 5.0
-"""For this long micro-batches do not look up their topics again. If a topic gets a column meanwhile, rows are written
-without it, as by any producer that has not heard of it; the broker refuses all else that does not fit."""
+"""How long micro-batches do not look up their topics again. If a topic gets a column meanwhile, rows are written
+without it, as by any producer that does not know it yet; the broker refuses everything else that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class StreamWriter(StreamArrowWriter):
             return check_dataframe(_lately(self._options.service), self._options, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling checks the DataFrame, on the driver, before the tasks begin. The one that commits need not do so."""
+        """Pickle the writer, which checks the DataFrame on the driver before the tasks begin. The one that commits need
+        not."""
         assert self._schema is not None, "the DataFrame is checked"
         return self.__dict__
 
@@ -130,7 +131,7 @@ class StreamWriter(StreamArrowWriter):
                 transaction.commit(writers=winners(written))
 
     def _acknowledge_input(self, transaction: metatxn.Transaction, batch_id: int) -> None:
-        """Acknowledgements without a writer's name count, whatever writers the commit lists."""
+        """Acknowledge the input. Acknowledgements without a writer's name count, whatever writers the commit lists."""
         options = self._options
         if options.ack_subscription is not None:
             assert options.checkpoint is not None, "the options were checked"
@@ -138,7 +139,7 @@ class StreamWriter(StreamArrowWriter):
             acknowledge_input(service, transaction, options.ack_subscription, options.checkpoint, batch_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """A batch that fails is the end of its run. So the run is taken over from, though by no other run: this aborts
+        """Abort a batch, which ends its run. So the run is taken over, though not by another run: this aborts
         what it has open, in the same apply, and a task of the run that is only just starting cannot begin the batch
         again.
 
@@ -218,7 +219,8 @@ def _fitting(_pid: int, _period: int, service: ServiceAddress, topic: str, rows:
 
 @lru_cache(maxsize=1024)
 def _epoch(_pid: int, service: ServiceAddress, app_id: str, session: str) -> int:
-    """Connecting again in the same session returns the same epoch, so remembering it only saves the request."""
+    """The epoch of a run. Connecting again in the same session returns the same one, so caching it only saves the
+    request."""
     return client(service).connect_key(app_id, epoch=-1, session=session).epoch
 
 

@@ -73,7 +73,7 @@ def drain(batches: Iterable[pa.RecordBatch]) -> None:
 
 
 class TableWrites:
-    """`write` batches, then `close`. The rows count only if the commit lists this writer."""
+    """Writes the rows of a task. The rows count only if the commit lists this writer."""
 
     def __init__(
         self,

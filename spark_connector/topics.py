@@ -17,7 +17,7 @@ DEFAULT_NAMESPACE = "public/default/"
 
 @dataclass(frozen=True, slots=True)
 class TopicSegment:
-    """`owner` is the URL of its broker. `children` have taken over from it, as it has from its `parents`."""
+    """A segment. `owner` is the URL of its broker. `children` have taken over from it, as it has from its `parents`."""
 
     id: str
     owner: str | None
@@ -27,7 +27,7 @@ class TopicSegment:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`columns` is None if the topic has no schema."""
+    """A topic. `columns` is None if it has no schema."""
 
     name: str
     columns: pa.Schema | None

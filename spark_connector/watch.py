@@ -38,7 +38,7 @@ class NewsWatch:
             threading.Thread(target=self._poll, args=(key, wanted[key]), name="metatxn watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Polls in progress end by themselves."""
+        """Stop. Polls in progress end by themselves."""
         with self._lock:
             self._armed = set()
 

@@ -13,7 +13,7 @@ KEPT_BYTES = 31 * 1024 * 1024
 
 
 def prepare_worker() -> None:
-    """Does nothing in any other process, because the memory of a driver belongs to its user."""
+    """Prepare a worker. In any other process this does nothing, because the memory of a driver belongs to its user."""
     if getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon":
         _keep_memory(os.getpid())
         _freeze_what_is_loaded(os.getpid(), len(sys.modules))
@@ -21,15 +21,15 @@ def prepare_worker() -> None:
 
 @lru_cache(maxsize=1)
 def _keep_memory(_pid: int) -> None:
-    """Each Arrow batch that Spark passes arrives as `bytes`, and the memory of large ones would be returned to the
-    kernel and obtained from it again, cleared page by page. Once a piece of this size has been freed, glibc keeps free
-    memory up to twice that size (mallopt(3), M_MMAP_THRESHOLD). Elsewhere this has no effect."""
+    """Keep freed memory. Each Arrow batch that Spark passes arrives as `bytes`, and the memory of large ones would be
+    returned to the kernel and obtained from it again, cleared page by page. Once a piece of this size has been freed,
+    glibc keeps free memory up to twice that size (mallopt(3), M_MMAP_THRESHOLD). Elsewhere this has no effect."""
     bytes(KEPT_BYTES)
 
 
 @lru_cache(maxsize=1)
 def _freeze_what_is_loaded(_pid: int, _modules: int) -> None:
-    """Called once, and again when more modules have been loaded.
+    """Freeze loaded objects. Called once, and again when more modules have been loaded.
 
     After every task a worker collects garbage, and examines all objects of Spark, Arrow and this package: 60 ms of CPU,
     four times in a micro-batch of two tasks. None of these objects is ever garbage.

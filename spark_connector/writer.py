@@ -1,7 +1,7 @@
 """The batch writer: `df.write.format("metatxn").mode("append")` and `INSERT INTO`.
 
 Without `txnId` the write is a transaction of its own, begun on the driver and committed with the list of task attempts
-that won. With `txnId` it is a part of a transaction that another program ends: the winners are remembered beside its
+that won. With `txnId` it is a part of a transaction that another program ends: the winners are remembered with its
 header, so that the commit need not list them. The existence of such a list is recorded before any task sends a row:
 from then on attempts are void unless their job has listed them, whatever happens to the job, to its driver, and to the
 requests of its `abort()`.
@@ -72,7 +72,8 @@ class BatchWriter(DataSourceArrowWriter):
                 self._attach().remember_writers(counting)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The owner of the transaction may still commit what else is in it; nothing of this job counts there."""
+        """Abort the job. The owner of the transaction may still commit what else is in it; nothing of this job counts
+        there."""
         if not self._own:
             return
         with one_line():

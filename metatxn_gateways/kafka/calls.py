@@ -23,7 +23,7 @@ CLUSTER = "metatxn"
 NO_TIME = timedelta(0)
 _EARLIEST, _LATEST, _OF_MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -2, -1, -3, -4, -5
 _OFFERED_SINCE = {_OF_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
-"""The version of ListOffsets in which one can ask for it."""
+"""The version of ListOffsets in which clients can ask for it."""
 _COORDINATED = (0, 1)
 """What FindCoordinator is asked for: groups and transactions."""
 
@@ -150,7 +150,7 @@ class Calls:
         )
 
     async def _offset_at(self, segment: Segment, at_ms: int, *, committed: bool) -> tuple[int, int]:
-        """By the time at which a batch was published here, and not by that in its records."""
+        """The offset by the time at which a batch was published here, not by that in its records."""
         if at_ms in (_EARLIEST, _EARLIEST_LOCAL):
             return await self._partitions.start_of(segment), -1
         if at_ms == _LATEST_TIERED:
@@ -174,7 +174,7 @@ class Calls:
         return response.make("OffsetForLeaderEpochResponse", throttle_time=NO_TIME, topics=tuple(topics))
 
     async def _end_of_epoch(self, request: CallRequest, response: CallResponse, topic: str, wanted: Any) -> Any:
-        """What a client has been given is never cut off, so every epoch reaches to the end."""
+        """The end of an epoch: what a client has been given is never cut off, so every epoch reaches to the end."""
         code, epoch, end = KafkaCode.NONE, -1, -1
         try:
             require_right(request.caller, "consume", topic)
@@ -237,7 +237,7 @@ class Calls:
     async def _added(
         self, request: CallRequest, version: int, wanted: list[tuple[str, int]]
     ) -> dict[tuple[str, int], KafkaCode]:
-        """All of them, or none. They may be served by other brokers."""
+        """Add all partitions, or none. They may be served by other brokers."""
         segments: list[Segment] = []
         codes: dict[tuple[str, int], KafkaCode] = {}
         for topic, partition in wanted:

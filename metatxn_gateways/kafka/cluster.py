@@ -35,7 +35,7 @@ from participants.common.signal import Signal
 
 REMEMBERED_OPENINGS = 100_000
 GONE_FOR_S = 600.0
-"""How long a broker that has gone is told of. librdkafka waits forever for a coordinator that it is told of no more
+"""How long a broker that has gone is still listed. librdkafka waits forever for a coordinator that is no longer listed
 (its issue 5511), and asks for another one if it cannot connect."""
 _SEEN_WITHIN_S = 5.0
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class KafkaNode:
 
 
 def node_at(address: str) -> KafkaNode:
-    """Raises `ValueError` unless it is `host:port`."""
+    """The node at an address. Raises `ValueError` unless it is `host:port`."""
     parts = urlsplit(f"//{address}")
     if not parts.hostname or not parts.port or parts.path or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{address!r} is not HOST:PORT")
@@ -67,7 +67,7 @@ class Leader:
 
 
 class KafkaCluster:
-    """`own` is the address of this broker's listener, which is known once it listens."""
+    """The cluster as Kafka's clients see it. `own` is the address of this broker's listener, known once it listens."""
 
     def __init__(self, broker: Broker, own: Callable[[], str]) -> None:
         self._broker = broker
@@ -82,14 +82,14 @@ class KafkaCluster:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raises the store's errors."""
+        """Follow the records inside this block. Raises the store's errors."""
         async with AsyncExitStack() as stack:
             for mirror in (self._announced, self._owners):
                 await stack.enter_async_context(mirror.running())
             yield
 
     async def until_announced(self) -> None:
-        """Until the watch shows this broker's listener, or for a few seconds."""
+        """Wait until the watch shows this broker's listener, or for a few seconds."""
         try:
             async with asyncio.timeout(_SEEN_WITHIN_S):
                 while not any(each.address == self._own() for each in self._nodes.values()):
@@ -117,22 +117,22 @@ class KafkaCluster:
     # -- coordinators ------------------------------------------------------------------------------------------
 
     def coordinator(self, name: str) -> KafkaNode | None:
-        """One that does not drain, if there is any. None while nobody is announced."""
+        """The coordinator: one that is not draining, if there is any. None while no broker is announced."""
         staying = [node for broker, node in self._nodes.items() if broker not in self._draining]
         nodes = {each.address: each for each in staying or self._nodes.values()}
         chosen = wanted(name, nodes)
         return nodes[chosen] if chosen is not None else None
 
     def coordinates(self, name: str) -> bool:
-        """Whether that is this broker."""
+        """Whether this broker coordinates it."""
         chosen = self.coordinator(name)
         return chosen is not None and chosen.address == self._own()
 
     # -- leaders -----------------------------------------------------------------------------------------------
 
     async def leaders(self, segment_ids: list[str]) -> dict[str, Leader]:
-        """Of the partitions that are served now, as far as that is known. While the store is away, whoever owns one is
-        taken to serve it."""
+        """The leaders of the partitions that are served now, as far as that is known. While the store is away, the
+        owner of one is assumed to serve it."""
         own = self.own
         found: dict[str, Leader] = {}
         unsure: list[str] = []
@@ -156,8 +156,8 @@ class KafkaCluster:
         return Leader(node, owner.generation) if node is not None else None
 
     async def _being_opened(self, segment_ids: list[str], owned: dict[str, Leader]) -> list[str]:
-        """Those that their owners have not opened yet. A ledger that is listed at the owner's generation, or after it,
-        shows that it was opened."""
+        """The segments that their owners have not opened yet. A ledger that is listed at the owner's generation, or
+        after it, shows that it was opened."""
         if not segment_ids:
             return []
         try:
@@ -196,7 +196,8 @@ class KafkaCluster:
         self._changed.notify()
 
     def _owner(self, event: Event) -> None:
-        """A segment that is new, or was deleted elsewhere, changes its topic, which the broker has in a cache."""
+        """Note a change of an owner: a segment that is new, or was deleted elsewhere, changes its topic, which is
+        cached."""
         segment_id = unescape(event.key.removeprefix(paths.SEGMENT_OWNERS))
         name = topic_of_segment(segment_id)
         known = self._broker.known_topic(name)
@@ -208,5 +209,5 @@ class KafkaCluster:
 
 
 def _is_open(record: SegmentRecord, generation: int) -> bool:
-    """The ledger of an opening has the number of its generation."""
+    """Whether this generation has opened it: the ledger of an opening has the number of its generation."""
     return any(ledger.id >= generation for ledger in (*record.ledgers, *record.trimmed))

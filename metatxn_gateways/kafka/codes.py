@@ -1,4 +1,4 @@
-"""Kafka's error codes, and which one tells what of our errors."""
+"""Kafka's error codes, and which one stands for which of our errors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ FENCED_SINCE = 2
 
 
 class KafkaError(Exception):
-    """What is asked for is refused with this code."""
+    """The request is refused with this code."""
 
     def __init__(self, code: KafkaCode) -> None:
         super().__init__(code.name)
@@ -116,12 +116,12 @@ def code_of(error: Exception, unavailable: KafkaCode = KafkaCode.NOT_LEADER_OR_F
 
 
 def as_known(code: KafkaCode, known: bool) -> KafkaCode:
-    """What tells a client that it was fenced, whether its version of the request has the code for that or not."""
+    """The code that tells a client that it was fenced, whether its version of the request has one for that or not."""
     return KafkaCode.INVALID_PRODUCER_EPOCH if code is KafkaCode.PRODUCER_FENCED and not known else code
 
 
 def status_of(error: Exception) -> int:
-    """What REST would have answered for one of `REFUSALS`, for the audit log."""
+    """The status that REST would have answered for one of `REFUSALS`, for the audit log."""
     if isinstance(error, KafkaError):
         refused = error.code in (KafkaCode.TOPIC_AUTHORIZATION_FAILED, KafkaCode.GROUP_AUTHORIZATION_FAILED)
         return (errors.NotAllowed if refused else errors.InvalidArgument).status
@@ -129,7 +129,7 @@ def status_of(error: Exception) -> int:
 
 
 def error_code(code: KafkaCode) -> Any:
-    """As kio writes it. It is loaded late, because that takes long."""
+    """The code as kio writes it. It is loaded late, because that takes long."""
     from kio.schema.errors import ErrorCode
 
     return ErrorCode(int(code))

@@ -1,7 +1,7 @@
 """The consumer groups that this process coordinates: their members in memory, their generations in the store.
 
-Clients are sent to the broker that `is_ours` names; whoever wrote a group's record last coordinates it, whatever that
-says (DESIGN §5.21). What was committed is in `offsets`.
+Clients are sent to the broker that `is_ours` names; the process that last wrote a group's record coordinates it,
+whatever that says (DESIGN §5.21). What was committed is in `offsets`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SWEEP_INTERVAL_S = 10.0
 
 
 class Coordination:
-    """Used only from the event loop of its process."""
+    """The groups of this process. Used only from its event loop."""
 
     def __init__(
         self, offsets: CommittedOffsets, clock: Clock, is_ours: Callable[[str], bool] = lambda name: True
@@ -63,7 +63,7 @@ class Coordination:
     # -- members -----------------------------------------------------------------------------------------------
 
     async def join(self, name: str, wanted: Joining, client: str, *, needs_id: bool) -> Joined:
-        """Raises `MemberIdRequired`, the other refusals of `ConsumerGroup.join`, INVALID_GROUP_ID,
+        """Join a group. Raises `MemberIdRequired`, the other refusals of `ConsumerGroup.join`, INVALID_GROUP_ID,
         INVALID_SESSION_TIMEOUT and the store's errors."""
         if not MIN_SESSION_TIMEOUT_MS <= wanted.session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
             raise KafkaError(KafkaCode.INVALID_SESSION_TIMEOUT)
@@ -92,7 +92,7 @@ class Coordination:
             raise KafkaError(KafkaCode.REBALANCE_IN_PROGRESS)
 
     def leave(self, name: str, member_id: str, instance: str | None, caller: Principal = ANYONE) -> None:
-        """Whoever knows the id of a member speaks for it; by its instance an administrator removes it."""
+        """Let a member leave. A client that knows its id speaks for it; by its instance an administrator removes it."""
         group = self._known(name)
         if instance is not None and not member_id:
             assert_may_change(group, caller)
@@ -102,7 +102,7 @@ class Coordination:
         self._advance(group)
 
     def look(self) -> None:
-        """Let the time take effect: sessions end, and generations begin without those that did not join."""
+        """Act on the passing of time: sessions end, and generations begin without those that did not join."""
         now_ms = self._clock()
         for group in list(self._groups.values()):
             if not self._is_ours(group.name):
@@ -122,7 +122,7 @@ class Coordination:
         return sum(bool(group.members) for group in self._groups.values())
 
     async def names(self) -> set[str]:
-        """The groups that this broker coordinates, also those that are gone. Raises the store's errors."""
+        """The groups that this broker coordinates, including those that are gone. Raises the store's errors."""
         stored = await self.offsets.names()
         return {name for name in (*stored, *self._groups) if self._is_ours(name)}
 
@@ -150,7 +150,7 @@ class Coordination:
         await self.offsets.forget(record, name, await self.offsets.segments_of(name))
 
     async def delete_offsets(self, name: str, segments: Sequence[str]) -> None:
-        """Raises GROUP_ID_NOT_FOUND, NOT_COORDINATOR and the store's errors."""
+        """Delete offsets. Raises GROUP_ID_NOT_FOUND, NOT_COORDINATOR and the store's errors."""
         if self.with_members(name) is None and not await self.offsets.segments_of(name):
             raise KafkaError(KafkaCode.GROUP_ID_NOT_FOUND)
         group = await self._loaded(name)
@@ -211,14 +211,14 @@ class Coordination:
         return known
 
     def _known(self, name: str) -> ConsumerGroup:
-        """One without members is not known."""
+        """The group in memory. One without members is not known."""
         self._assert_ours(name)
         if (known := self._groups.get(name)) is None:
             raise KafkaError(KafkaCode.UNKNOWN_MEMBER_ID)
         return known
 
     def _assert_ours(self, name: str) -> None:
-        """Clients then ask again who coordinates the group."""
+        """Refuse another broker's group: clients then ask again who coordinates it."""
         if not self._is_ours(name):
             raise KafkaError(KafkaCode.NOT_COORDINATOR)
 
@@ -239,12 +239,12 @@ class Coordination:
         log.info("consumer group has a generation", group=group.name, generation=group.generation)
 
     def _moved(self, group: ConsumerGroup, record: Record) -> None:
-        """Unless it was this process that has begun the next generation meanwhile."""
+        """The record has changed: the group has moved, unless this process has begun the next generation meanwhile."""
         if group.storing is None and group.record is record and self._groups.get(group.name) is group:
             self._lose(group, KafkaCode.NOT_COORDINATOR)
 
     def _lose(self, group: ConsumerGroup, code: KafkaCode) -> None:
-        """Forget it, unless it was forgotten meanwhile."""
+        """Forget the group, unless it was forgotten meanwhile."""
         if self._groups.get(group.name) is group:
             del self._groups[group.name]
             group.lose(code)

@@ -35,7 +35,7 @@ class Cutter:
         return None if found == -1 else found
 
     def items(self) -> range:
-        """One for each item of a list; there are none of null."""
+        """A range with one number for each item of a list, which is empty for null."""
         found = self.length() or 0
         if found > len(self._view) - self.at:
             raise MalformedRequest(f"a list of {found} items in {len(self._view) - self.at} bytes")

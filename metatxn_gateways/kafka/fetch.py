@@ -3,7 +3,7 @@
     … · isolation · session · [topic · [partition · offset · …]] · …
 
 What a committed read must not see is left out. If a page ends in such entries, a control batch covers their offsets, so
-that the reader moves on behind them; clients show none of it to anybody.
+that the reader moves past them; clients never show any of it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Fetch:
         isolation: Isolation,
         changes: list[asyncio.Future[None]],
     ) -> list[_Found]:
-        """What there is of each partition. `changes` complete when there may be more."""
+        """What there is in each partition. `changes` complete when there may be more."""
         found, room = [], max_bytes
         for each in wanted:
             one = _Found()

@@ -38,7 +38,7 @@ class GroupAdmin:
     # -- looking -----------------------------------------------------------------------------------------------
 
     async def list_groups(self, request: CallRequest, response: CallResponse) -> Any:
-        """Those that this broker coordinates; clients ask all of them."""
+        """List the groups that this broker coordinates; clients ask all brokers."""
         code, found = KafkaCode.NONE, []
         try:
             for name in sorted(await self._coordination.names()):
@@ -84,7 +84,8 @@ class GroupAdmin:
         return "Empty" if await self._coordination.offsets.segments_of(name) else "Dead", None
 
     async def _may_see(self, caller: Principal, name: str) -> bool:
-        """Whoever may consume what its members are subscribed to, or what it has committed if it has none."""
+        """Whether the caller may consume what the members are subscribed to, or, without members, what was
+        committed."""
         if caller.superuser:
             return True
         if (group := self._coordination.with_members(name)) is not None:
@@ -134,7 +135,7 @@ class GroupAdmin:
         )
 
     async def _deletable(self, request: CallRequest, codes: dict[tuple[str, int], KafkaCode]) -> list[str]:
-        """The segments whose offsets may go. The other ones are in `codes`."""
+        """The segments whose offsets may go. The others are in `codes`."""
         group = self._coordination.with_members(request.group_id)
         in_use = _topics_of(group) if group is not None else set()
         segments = []
@@ -152,7 +153,7 @@ class GroupAdmin:
 
 
 def _members(response: CallResponse, group: ConsumerGroup) -> tuple[Any, ...]:
-    """What they are subscribed to, and their assignments, are known once the generation has begun."""
+    """The members. Their subscriptions and assignments are known once the generation has begun."""
     begun = group.state is GroupState.STABLE
     return tuple(
         response.make(
@@ -169,7 +170,7 @@ def _members(response: CallResponse, group: ConsumerGroup) -> tuple[Any, ...]:
 
 
 def _topics_of(group: ConsumerGroup) -> set[str]:
-    """What its members are subscribed to, as far as it can be read."""
+    """The topics that its members are subscribed to, as far as that can be read."""
     topics: set[str] = set()
     for each in group.members.values():
         with suppress(KafkaError):

@@ -195,7 +195,7 @@ class GroupCalls:
         response: CallResponse,
         commit: Callable[[dict[str, GivenOffset]], Awaitable[None]],
     ) -> Any:
-        """The partitions that exist are committed, or none of them."""
+        """Commit the partitions that exist, or none of them."""
         codes: dict[_Partition, KafkaCode] = {}
         offsets: dict[str, GivenOffset] = {}
         good: list[_Partition] = []
@@ -316,7 +316,7 @@ class GroupCalls:
         return places
 
     async def _places_of(self, segments: Iterable[str]) -> dict[_Partition, str | None]:
-        """Those of topics that still exist."""
+        """The partitions of these segments whose topics still exist."""
         places: dict[_Partition, str | None] = {}
         for segment in segments:
             name = kafka_name(topic_of_segment(segment))
@@ -332,7 +332,7 @@ class GroupCalls:
 
 
 def _not_allowed(caller: Principal, topic: str) -> KafkaCode:
-    """There are no offsets in a topic whose name is none."""
+    """The refusal: a topic whose name is not valid has no offsets."""
     try:
         require_right(caller, "consume", topic)
     except KafkaError as error:

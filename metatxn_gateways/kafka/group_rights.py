@@ -1,7 +1,8 @@
 """Who may be in a consumer group: a member sees what the others are subscribed to, and as the leader assigns it.
 
-There is no right on groups. Whoever may consume all topics of a group may be in it, as with our own subscriptions.
-Members of another kind (Kafka Connect's workers) name no topics: those of one group are of one principal.
+There is no right on groups. A principal that may consume all topics of a group may be in it, as with our own
+subscriptions. Members of another kind (Kafka Connect's workers) name no topics: those of one group belong to one
+principal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def assert_may_join(group: ConsumerGroup, wanted: Joining) -> None:
 
 
 def assert_may_change(group: ConsumerGroup, caller: Principal) -> None:
-    """Raises GROUP_AUTHORIZATION_FAILED."""
+    """Raises GROUP_AUTHORIZATION_FAILED if the caller may not change the group."""
     _assert_may_be_with(caller, [each.wanted for each in group.members.values()])
 
 
@@ -43,7 +44,7 @@ def _may_be_with(caller: Principal, members: Iterable[Joining]) -> bool:
 
 
 def _may_be_with_one(caller: Principal, member: Joining) -> bool:
-    """What a member has said that nobody can read is for administrators."""
+    """Whether the caller may be with this member. Metadata that cannot be read is for administrators."""
     if member.protocol_type != CONSUMER:
         return member.caller.name == caller.name
     try:

@@ -62,7 +62,7 @@ class Joined:
 
 @dataclass(slots=True)
 class Member:
-    """`deadline_ms` is when its session ends, unless it is waited with."""
+    """A member. `deadline_ms` is when its session ends, unless it waits for an answer."""
 
     id: str
     wanted: Joining
@@ -82,7 +82,7 @@ class Member:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """`record` is that in the store, whose version every committed offset checks."""
+    """A consumer group. `record` is that in the store, whose version every committed offset checks."""
 
     name: str
     record: Record
@@ -93,7 +93,7 @@ class ConsumerGroup:
     members: dict[str, Member] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
-    """Members that were told their id and have not joined with it, and until when they may."""
+    """The members that were told their id and have not joined with it, and until when they may."""
     rebalance_until_ms: int = 0
     storing: asyncio.Task[None] | None = None
 
@@ -104,7 +104,7 @@ class ConsumerGroup:
     # -- who is a member ---------------------------------------------------------------------------------------
 
     def member(self, member_id: str, instance: str | None) -> Member:
-        """Raises UNKNOWN_MEMBER_ID, and FENCED_INSTANCE_ID for one whose instance has come again."""
+        """A member. Raises UNKNOWN_MEMBER_ID, and FENCED_INSTANCE_ID for one whose instance has come again."""
         if instance is not None:
             holder = self.instances.get(instance)
             if holder is not None and holder != member_id:
@@ -123,7 +123,7 @@ class ConsumerGroup:
             raise KafkaError(KafkaCode.ILLEGAL_GENERATION)
 
     def assert_may_commit(self, generation: int, member_id: str, instance: str | None, now_ms: int) -> None:
-        """Outside transactions. One that is no member may commit while there are none."""
+        """Check a commit outside transactions. A client that is not a member may commit while there are no members."""
         if generation < 0 and not member_id:
             if self.members:
                 raise KafkaError(KafkaCode.UNKNOWN_MEMBER_ID)
@@ -135,7 +135,7 @@ class ConsumerGroup:
         self.heard_of(member, now_ms)
 
     def assert_may_commit_in_transaction(self, generation: int, member_id: str, instance: str | None) -> None:
-        """A producer that does not say for which member it commits is trusted, as with Kafka."""
+        """Check a commit. A producer that does not say for which member it commits is trusted, as with Kafka."""
         if member_id or instance is not None:
             self.member(member_id, instance)
         if generation >= 0:
@@ -169,7 +169,7 @@ class ConsumerGroup:
         return self._rejoining(member, now_ms)
 
     def _assert_fits(self, wanted: Joining) -> None:
-        """A group has one type of protocol, and one that all of its members know."""
+        """Check that a group keeps one type of protocol, and has one that all of its members know."""
         others = [each for each in self.members.values() if each.id != wanted.member_id]
         fits = bool(wanted.protocols and wanted.protocol_type)
         if others:
@@ -225,7 +225,7 @@ class ConsumerGroup:
     # -- the next generation -----------------------------------------------------------------------------------
 
     def _prepare(self, now_ms: int) -> None:
-        """The members have to join again, those that wait for an assignment at once."""
+        """Make the members join again, at once those that wait for an assignment."""
         if self.state is GroupState.PREPARING:
             return
         self.state = GroupState.PREPARING
@@ -262,7 +262,7 @@ class ConsumerGroup:
             member.joining.set_result(self._joined(member))
 
     def _elected(self) -> str:
-        """Of the protocols that all know, the one that most prefer."""
+        """The protocol that most members prefer, of those that all know."""
         first, *others = [each.wanted.protocols for each in self.members.values()]
         common = [name for name in first if all(name in each for each in others)]
         votes = Counter(next(name for name in each if name in common) for each in (first, *others))
@@ -297,13 +297,13 @@ class ConsumerGroup:
         self._prepare(now_ms)
 
     def expire(self, now_ms: int) -> None:
-        """Drop those whose session is over. One that waits for an answer is there."""
+        """Drop members whose session is over. One that waits for an answer is present."""
         self.pending = {each: until for each, until in self.pending.items() if until > now_ms}
         for member in [each for each in self.members.values() if not each.waits and each.deadline_ms <= now_ms]:
             self.leave(member, now_ms)
 
     def lose(self, code: KafkaCode) -> None:
-        """Somebody else coordinates it from now on, or nobody."""
+        """Another broker coordinates the group from now on, or none does."""
         for member in self.members.values():
             _refuse(member, code)
 

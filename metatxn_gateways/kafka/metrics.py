@@ -1,4 +1,4 @@
-"""The metrics of the listener for Kafka's clients. There are as many series as there are requests that are offered."""
+"""The metrics of the listener for Kafka's clients. There are as many series as supported requests."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class GivenOffset:
 
 
 class GroupMoved(KafkaError):
-    """The group has another generation than this process knows, or another coordinator."""
+    """The group has a generation other than this process knows, or another coordinator."""
 
     def __init__(self) -> None:
         super().__init__(KafkaCode.NOT_COORDINATOR)
@@ -52,7 +52,7 @@ class GroupMoved(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """`order` sorts transactions as they were decided."""
+    """A decided transaction. `order` sorts transactions as they were decided."""
 
     order: tuple[int, int, str]
     committed: bool
@@ -75,12 +75,13 @@ class CommittedOffsets:
         raise _overtaken()
 
     async def names(self) -> list[str]:
-        """All groups that ever had a record. Raises the store's errors."""
+        """The names of all groups that ever had a record. Raises the store's errors."""
         found = await self._store.scan(paths.GROUPS)
         return [unescape(each.key.removeprefix(paths.GROUPS)) for each in found.records]
 
     async def segments_of(self, name: str) -> list[str]:
-        """Where the group has committed an offset, or has one in a transaction. Raises the store's errors."""
+        """The segments on which the group has committed an offset, or has one in a transaction. Raises the store's
+        errors."""
         stored = (await self._store.scan(paths.group_offsets(name))).records
         found = {paths.segment_of_group_offset(each.key): None for each in stored}
         for entry in await self._entries(name):
@@ -102,7 +103,7 @@ class CommittedOffsets:
                 raise _overtaken()
 
     async def begin_generation(self, group: Record) -> Record:
-        """Raises `GroupMoved` if the record is not the current one, and the store's errors."""
+        """Begin a generation. Raises `GroupMoved` if the record is not the current one, and the store's errors."""
         number = GroupRecord.decode(group.value).generation + 1
         value = GroupRecord(generation=number, updated_ms=self._clock()).encode()
         try:
@@ -112,7 +113,8 @@ class CommittedOffsets:
         return Record(group.key, value, applied.revision, first=False)
 
     async def commit(self, group: Record, name: str, offsets: Mapping[str, GivenOffset]) -> None:
-        """Outside transactions, by segment. `group` is the group's record at the generation of the member.
+        """Commit offsets outside transactions, by segment. `group` is the group's record at the generation of the
+        member.
 
         Raises `GroupMoved` and the store's errors.
         """
@@ -129,8 +131,8 @@ class CommittedOffsets:
                 raise _overtaken()
 
     async def commit_in(self, txn_id: TxnId, group: Record, name: str, offsets: Mapping[str, GivenOffset]) -> None:
-        """Inside a transaction. Raises `GroupMoved`, the error for a transaction that takes no operations any more, and
-        the store's errors."""
+        """Commit offsets inside a transaction. Raises `GroupMoved`, the error for a transaction that takes no more
+        operations, and the store's errors."""
         for part in _parts(offsets.items()):
             for _ in range(_MOST_RIVALS):
                 batch = self._store.batch().check(AtVersion(group.key, group.version))
@@ -165,7 +167,7 @@ class CommittedOffsets:
         return {keys[key]: _decoded(record) for key, record in found.items() if record is not None}, unstable
 
     async def settle(self, name: str) -> frozenset[str]:
-        """Put the offsets of decided transactions where they belong. Answers the segments with operations of open ones.
+        """Put the offsets of decided transactions where they belong. Returns the segments with operations of open ones.
         Raises the store's errors."""
         for _ in range(_MOST_RIVALS):
             entries = await self._entries(name)
@@ -213,7 +215,7 @@ class CommittedOffsets:
         return sorted(decided, key=lambda each: each.order), frozenset(unstable)
 
     async def _settled(self, name: str, decided: Iterable[_Decided]) -> bool:
-        """False if another one was faster."""
+        """Settle the offsets of transactions. False if another request was faster."""
         for transaction in decided:
             for part in _parts(transaction.operations):
                 batch = self._store.batch()
@@ -244,7 +246,7 @@ class CommittedOffsets:
             batch.create(paths.group_offset(name, segment), value)
 
     async def _applied(self, batch: Batch, group: Record, txn_id: TxnId | None = None) -> bool:
-        """False if an offset was written since it was read."""
+        """Apply a batch. False if an offset was written since it was read."""
         try:
             await self._store.apply(batch)
         except CheckFailed as lost:
@@ -259,7 +261,7 @@ class CommittedOffsets:
 
 
 def checked_offset(offset: int, leader_epoch: int | None, metadata: str | None) -> GivenOffset:
-    """Raises OFFSET_METADATA_TOO_LARGE and INVALID_REQUEST."""
+    """An offset to commit. Raises OFFSET_METADATA_TOO_LARGE and INVALID_REQUEST."""
     if metadata is not None and len(metadata.encode()) > MAX_METADATA_BYTES:
         raise KafkaError(KafkaCode.OFFSET_METADATA_TOO_LARGE)
     if offset < 0:

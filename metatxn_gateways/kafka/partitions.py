@@ -22,7 +22,7 @@ _LISTED_AT_ONCE = 1_000
 
 
 def own_name(kafka_name: str) -> str:
-    """Our name of a topic: a name without a slash is one of `public/default`. Raises INVALID_TOPIC_EXCEPTION."""
+    """Our name for a topic: a name without a slash is one of `public/default`. Raises INVALID_TOPIC_EXCEPTION."""
     try:
         return topic_name(kafka_name)
     except ValueError:
@@ -40,7 +40,7 @@ def kafka_name(own: str) -> str:
 
 
 def topic_id(topic: TopicRecord) -> uuid.UUID:
-    """Numbers of segments are never used again, so a topic that is created again has another id."""
+    """The id of a topic. Numbers of segments are never reused, so a topic that is created again has another id."""
     return uuid.uuid5(_TOPIC_IDS, topic.segments[0])
 
 
@@ -53,7 +53,7 @@ class Partitions:
         self._starts: dict[str, tuple[Position, int]] = {}
 
     async def topic(self, name: str) -> TopicRecord:
-        """Raises UNKNOWN_TOPIC_OR_PARTITION, also for a topic of another format."""
+        """A topic. Raises UNKNOWN_TOPIC_OR_PARTITION, also for a topic with another format."""
         own = own_name(name)
         found = await self._broker.in_layout(own, lambda: self._broker.topic(own))
         if found.format != "kafka":
@@ -61,7 +61,7 @@ class Partitions:
         return found
 
     async def topics(self) -> AsyncIterator[TopicRecord]:
-        """All of them, in the order of their names."""
+        """All topics, in the order of their names."""
         after, more = None, True
         while more:
             page, more = await self._broker.topics.page(after, _LISTED_AT_ONCE)
@@ -83,7 +83,7 @@ class Partitions:
         return await self._broker.in_layout(own_name(name), look)
 
     async def segment_id(self, name: str, partition: int) -> str:
-        """Of a partition, wherever it is served. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+        """The id of a partition's segment, wherever it is served. Raises UNKNOWN_TOPIC_OR_PARTITION."""
 
         async def look() -> str:
             topic = await self.topic(name)

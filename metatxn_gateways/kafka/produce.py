@@ -64,7 +64,7 @@ class SentBatch:
 
 
 def checked(payload: memoryview) -> SentBatch:
-    """Raises `KafkaError` for anything but one whole batch of records, as a producer sends it."""
+    """The header. Raises `KafkaError` for anything other than one whole batch of records, as a producer sends it."""
     if len(payload) < HEADER.size:
         raise KafkaError(KafkaCode.CORRUPT_MESSAGE)
     _, length, _, magic, crc, attributes, last, _, _, producer, epoch, sequence, count = HEADER.unpack_from(payload)
@@ -100,7 +100,8 @@ class Produce:
         self._producers = producers
 
     async def answer(self, version: int, cutter: Cutter, head: bytes, turns: Turns, caller: Principal) -> Reply | None:
-        """None if the client wants none. Then an error closes the connection, because nothing else can tell.
+        """The answer, or None if the client wants none. Then an error closes the connection, because nothing else can
+        report it.
 
         Nothing is awaited before the tasks of the batches are made, so these take their turns in the order of arrival.
         """
@@ -154,7 +155,7 @@ class Produce:
     async def _producer_of(
         self, batch: SentBatch, transactional_id: str | None, caller: Principal
     ) -> TransactionalProducer | None:
-        """None for a batch outside transactions."""
+        """The producer of a batch, or None outside transactions."""
         if not batch.transactional:
             return None
         if transactional_id is None:
@@ -167,7 +168,7 @@ class Produce:
     async def _in_sequence(
         self, segment: Segment, entry: Entry, batch: SentBatch, producer: TransactionalProducer | None
     ) -> int:
-        """One batch after the other, so that none is appended behind one that is missing.
+        """Publish one batch after the other, so that none is appended after one that is missing.
 
         What was appended before is in the table of the segment, also after a restart. A producer that is not in it may
         begin anywhere.
@@ -189,7 +190,8 @@ class Produce:
             return await segment.offsets.first_of(position)
 
     async def _published(self, segment: Segment, entry: Entry, producer: TransactionalProducer | None) -> Position:
-        """Another broker may have ended the transaction of which this one has heard, and begun the next one."""
+        """Publish a batch. Another broker may have ended the transaction that this one knows, and begun the next
+        one."""
         try:
             return (await segment.publish(entry))[0]
         except errors.NotAllowed:  # the topic has an exclusive producer

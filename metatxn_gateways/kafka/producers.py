@@ -32,16 +32,16 @@ from participants.segment.segment import Segment
 REMEMBERED_PRODUCERS = 10_000
 EPOCH = 0
 KEY_PREFIX = "kafka:"
-"""Of the transaction keys."""
+"""The prefix of the transaction keys."""
 _VISIBLE_WITHIN_S = 1.0
 _LOOKS = 3
 
 
 @dataclass(slots=True, weakref_slot=True)
 class TransactionalProducer:
-    """`epoch` is that of the key. `txn_id` is the last transaction of which this process has heard: it `is_open`, or
-    this process has `ended` it: committed (True) or aborted (False); or it was ended otherwise. One that `was_lost` was
-    ended without its producer, which must not go on as if it was open.
+    """A transactional producer. `epoch` is that of the key. `txn_id` is the last transaction that this process knows:
+    it `is_open`, or this process has `ended` it: committed (True) or aborted (False); or it was ended otherwise. One
+    that `was_lost` was ended without its producer, which must not go on as if it was open.
 
     `owner` is the principal that holds the key. `coordinated` is the transaction that the producer has begun here, or
     is known to end here."""
@@ -61,7 +61,7 @@ class TransactionalProducer:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def heard_of(self, held: TransactionKey) -> None:
-        """What the key's record says."""
+        """Take over what the key's record says."""
         last = held.txn_id or held.last_txn_id
         txn_id = None if last is None else TxnId.parse(last)
         if txn_id != self.txn_id:
@@ -74,7 +74,7 @@ class TransactionalProducer:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSession:
-    """The session of a key, as text: `kafka/<producer id>/<timeout>`, and behind that the id that it had before."""
+    """The session of a key, as text: `kafka/<producer id>/<timeout>`, and after that the id that it had before."""
 
     producer_id: int
     timeout_ms: int
@@ -86,7 +86,7 @@ class ProducerSession:
 
     @classmethod
     def of(cls, held: TransactionKey | None) -> ProducerSession | None:
-        """None if a client of Kafka's does not hold the key."""
+        """The session that holds the key, or None if its holder is not a client of Kafka's."""
         kind, *numbers = (held.session if held is not None and held.session is not None else "").split("/")
         if kind != "kafka" or len(numbers) not in (2, 3) or not all(each.isdigit() for each in numbers):
             return None
@@ -95,7 +95,8 @@ class ProducerSession:
 
 @dataclass(slots=True, weakref_slot=True)
 class Sequences:
-    """Of one producer in one partition. `following` is the sequence of its next batch, or None before the first."""
+    """The sequences of one producer in one partition. `following` is the sequence of its next batch, or None before the
+    first."""
 
     following: int | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -109,7 +110,7 @@ class Producers:
         self._sequences: RecentlyUsed[tuple[str, int, int], Sequences] = RecentlyUsed(REMEMBERED_PRODUCERS)
 
     def sequences(self, segment: Segment, producer_id: int) -> Sequences:
-        """Of this opening of the segment: in between somebody else may have appended."""
+        """The sequences for this opening of the segment: in between another broker may have appended."""
         return self._sequences.setdefault((segment.id, segment.ownership.generation, producer_id), Sequences())
 
     # -- who holds a transactional id ----------------------------------------------------------------------------

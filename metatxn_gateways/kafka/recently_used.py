@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class RecentlyUsed(Generic[K, V]):
-    """The `most` values that were used last. One that is forgotten while somebody holds it is found for as long, so
+    """The `most` values that were used last. One that is dropped while it is still held is found for that long, so
     there are never two of one key."""
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""The requests that are offered, with their versions. ApiVersions tells of these, and nothing else is answered."""
+"""The supported requests, with their versions. ApiVersions lists these, and nothing else is answered."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class KafkaRequest(IntEnum):
 
     @property
     def label(self) -> str:
-        """As Kafka writes it: `InitProducerId`."""
+        """The name as Kafka writes it: `InitProducerId`."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 class SaslSession:
-    """One connection. Without an `authenticator` everybody may do everything."""
+    """The authentication of one connection. Without an `authenticator` everyone may do everything."""
 
     def __init__(self, authenticator: Authenticator | None, clock: Clock, link: FrameConnection | None = None) -> None:
         self._authenticator = authenticator
@@ -50,7 +50,7 @@ class SaslSession:
 
     @property
     def calls(self) -> dict[int, Callable[[CallRequest, CallResponse], Awaitable[Any]]]:
-        """Those that need no token."""
+        """The calls that need no token."""
         return {KafkaRequest.SASL_HANDSHAKE: self.handshake, KafkaRequest.SASL_AUTHENTICATE: self.authenticate}
 
     @property
@@ -58,7 +58,7 @@ class SaslSession:
         return self._link.peer.rpartition(":")[0] if self._link is not None else None
 
     def caller(self) -> Principal:
-        """Raises `NotAuthenticated`."""
+        """The principal of the connection. Raises `NotAuthenticated`."""
         if self._authenticator is None:
             return ANYONE
         if self._token is None:
@@ -79,7 +79,8 @@ class SaslSession:
         return response.make("SaslHandshakeResponse", error_code=error_code(code), mechanisms=MECHANISMS)
 
     async def authenticate(self, request: CallRequest, response: CallResponse) -> Any:
-        """A client may show its next token on the same connection, if that is one of the same principal."""
+        """Check a token. A client may show its next token on the same connection, if it belongs to the same
+        principal."""
         mechanism, self._mechanism = self._mechanism, None
         if self._authenticator is None or mechanism is None:
             return _refused(response, KafkaCode.ILLEGAL_SASL_STATE, "SaslHandshake comes first")

@@ -39,7 +39,7 @@ def read_call(
     address: str | None = None,
     client: str = "",
 ) -> CallRequest:
-    """Raises `MalformedRequest`."""
+    """Read a request. Raises `MalformedRequest`."""
     read = _reader(api_key, version)
     try:
         entity, _ = read(bytes(body), 0)  # librdkafka leaves three bytes too many behind a request for all topics

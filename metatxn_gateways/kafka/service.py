@@ -1,4 +1,4 @@
-"""Kafka's protocol on a port of a broker, for clients that know nothing of us.
+"""Kafka's protocol on a port of a broker, for clients that know nothing about us.
 
     size · api key · version · correlation id · client id · body   ─▶   size · correlation id · body
 
@@ -50,8 +50,8 @@ from participants.broker.broker import Broker
 
 DEFAULT_PORT = 9092
 MAX_CALL_BYTES = 1 << 20
-"""Of any request but Produce. An item of two bytes takes ten microseconds to answer, and meanwhile nobody else is
-answered."""
+"""The most bytes of any request except Produce. An item of two bytes takes ten microseconds to answer, and meanwhile no
+other client is answered."""
 CORRELATION = struct.Struct(">i")
 _Call = Callable[[CallRequest, CallResponse], Awaitable[Any]]
 _MOVED: dict[int, list[str]] = {
@@ -59,8 +59,8 @@ _MOVED: dict[int, list[str]] = {
     KafkaRequest.FETCH: ["bytes_out_per_second"],
 }
 _FREE = {KafkaRequest.HEARTBEAT, KafkaRequest.SASL_HANDSHAKE, KafkaRequest.SASL_AUTHENTICATE}
-"""No quota counts for these: a member of a group that shows no sign of life loses its partitions, and who asks to be
-known is no principal yet."""
+"""No quota applies to these: a member of a group that shows no sign of life loses its partitions, and a client that
+asks to be authenticated is not a principal yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Connection:
     session: SaslSession
     turns: Turns = field(default_factory=Turns)
     waiting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the request that waits for a quota."""
+    """The lock that the request which waits for a quota holds."""
 
 
 class KafkaListener:
@@ -76,7 +76,7 @@ class KafkaListener:
     `host:port`, at which clients reach it if it is another one than that of the broker with this port.
 
     It asks for the same tokens as the broker's own interface (`sasl`), over TLS where that uses TLS. Raises
-    `InvalidExposure` for an address that other machines reach without a token, unless everybody may do everything.
+    `InvalidExposure` for an address that other machines reach without a token, unless everyone may do everything.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class KafkaListener:
         advertise: str | None = None,
         exposure: Exposure | None = None,
     ) -> None:
-        """Raises `ValueError` for an `advertise` that is no such address."""
+        """Raises `ValueError` for an `advertise` that is not such an address."""
         exposure = exposure or Exposure()
         exposure.check(host)
         if advertise is not None:
@@ -111,17 +111,17 @@ class KafkaListener:
 
     @property
     def url(self) -> str:
-        """What Kafka's clients call a bootstrap server."""
+        """The URL that Kafka's clients call a bootstrap server."""
         return self._advertise or f"{_in_url(self._host)}:{self._server.port}"
 
     @property
     def address(self) -> str:
-        """Where clients are sent to. It is known once this listens."""
+        """The address that clients are sent to. It is known once this listens."""
         host = urlsplit(self._service.url).hostname or self._host
         return self._advertise or f"{_in_url(host)}:{self._server.port}"
 
     async def start(self) -> None:
-        """Raises `OSError` if the port is in use, UPGRADE_PENDING, and the store's errors."""
+        """Start to listen. Raises `OSError` if the port is in use, UPGRADE_PENDING, and the store's errors."""
         async with AsyncExitStack() as stack:
             await self._start(stack)
             self._running = stack.pop_all()
@@ -190,8 +190,8 @@ class KafkaListener:
         await self._running.aclose()
 
     async def _withdraw(self, broker: Broker) -> None:
-        """Others lead clients here no more."""
-        with suppress(MetastoreError):  # the broker, which stops next, is announced no more either
+        """Withdraw the address, so that other brokers no longer send clients here."""
+        with suppress(MetastoreError):  # the broker, which stops next, is no longer announced either
             await broker.announcement.name_kafka(None)
 
     def _connect(self, link: FrameConnection | None = None) -> Callable[[memoryview], Awaitable[Reply | None]]:
@@ -241,7 +241,7 @@ class KafkaListener:
         return answer
 
     async def _charge(self, api_key: int, connection: _Connection, size: int) -> Charge | None:
-        """A request waits until the quota of its principal lets it pass. Those behind it on its connection wait with
+        """A request waits until the quota of its principal lets it pass. Those after it on its connection wait with
         it, so that they stay in order."""
         quotas = self._service.quotas
         if api_key in _FREE or not quotas.active:

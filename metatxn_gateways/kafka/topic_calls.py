@@ -54,7 +54,8 @@ class TopicCalls:
         return response.make("CreateTopicsResponse", throttle_time=_NO_TIME, topics=tuple(results))
 
     async def _create(self, wanted: Any, *, validate_only: bool) -> int:
-        """The number of its partitions. Settings that are policies of ours become its policy."""
+        """Create a topic, and return the number of its partitions. Settings that are policies of ours become its
+        policy."""
         name = own_name(wanted.name)
         if wanted.replication_factor not in (-1, 1) or wanted.assignments:
             raise KafkaError(KafkaCode.INVALID_REPLICATION_FACTOR)
@@ -94,7 +95,7 @@ class TopicCalls:
         return response.make("CreatePartitionsResponse", throttle_time=_NO_TIME, results=tuple(results))
 
     async def _add_partitions(self, wanted: Any, *, validate_only: bool) -> None:
-        """Counted again at each attempt, so that two that ask for the same number do not both add."""
+        """Add partitions, counted again at each attempt, so that of two requests for the same number only one adds."""
         name = own_name(wanted.name)
         if wanted.assignments:
             raise KafkaError(KafkaCode.INVALID_REPLICA_ASSIGNMENT)
@@ -162,7 +163,8 @@ class TopicCalls:
         )
 
     async def _trimmed(self, topic: str, partition: int, offset: int) -> int:
-        """The first offset that is left: that of the batch with `offset`. Nothing behind the stable offset goes."""
+        """Trim, and return the first offset that is left: that of the batch with `offset`. Nothing after the stable
+        offset goes."""
         segment = await self._partitions.segment(topic, partition)
         stable = await segment.offsets.stable_end()
         wanted = stable if offset == _TO_THE_END else offset

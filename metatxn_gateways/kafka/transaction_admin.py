@@ -31,7 +31,7 @@ from participants.segment.segment import Segment
 
 _NO_TIME = timedelta(0)
 _NEVER = datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)
-"""-1 ms, as Kafka says it."""
+"""A duration of -1 ms, as Kafka says it."""
 _AT_ONCE = 1_000
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
 
@@ -53,7 +53,8 @@ class TransactionAdmin:
         self._cluster = cluster
 
     async def list_transactions(self, request: CallRequest, response: CallResponse) -> Any:
-        """Those that this broker coordinates; clients ask all of them. An administrator sees those of everybody."""
+        """List the transactions that this broker coordinates; clients ask all brokers. An administrator sees
+        everyone's."""
         code, states = KafkaCode.NONE, []
         unknown = tuple(each for each in request.state_filters if each not in STATES)
         try:
@@ -116,7 +117,7 @@ class TransactionAdmin:
         )
 
     async def _topics_of(self, found: _Found) -> dict[str, set[int]]:
-        """Where the open transaction has operations, in topics that still exist."""
+        """The partitions on which the open transaction has operations, in topics that still exist."""
         topics: dict[str, set[int]] = {}
         if found.state != "Ongoing" or found.txn_id is None:
             return topics
@@ -149,7 +150,7 @@ class TransactionAdmin:
                 after = page[-1].record.key.removeprefix(paths.TRANSACTION_KEYS)
 
     async def _key(self, caller: Principal, name: str) -> KeyRecord | None:
-        """The caller's own, or for an administrator anybody's."""
+        """The caller's own key, or for an administrator anyone's."""
         own = await read_key(self._store, caller.name, name)
         if own.live is not None or not caller.superuser:
             return own
@@ -159,7 +160,7 @@ class TransactionAdmin:
         return None
 
     async def _found(self, key: KeyRecord) -> _Found | None:
-        """None if no producer of Kafka's holds it."""
+        """The transaction of a key, or None if no producer of Kafka's holds it."""
         held: TransactionKey | None = key.live
         session = ProducerSession.of(held)
         if held is None or session is None:
@@ -198,7 +199,7 @@ class TransactionAdmin:
 
 
 async def _active(response: CallResponse, segment: Segment) -> list[Any]:
-    """Those whose sequences are remembered, each with its open transaction."""
+    """The producers whose sequences are remembered, each with its open transaction."""
     last: dict[int, int] = {}
     begun: dict[int, int] = {}
     for scope, sequence, remembered in segment.dedup:

@@ -1,6 +1,6 @@
-"""Pulsar's error codes, and which one tells what of our errors.
+"""Pulsar's error codes, and which one stands for which of our errors.
 
-What a client does depends on the code: after some it tries again, behind a new lookup, and after others it gives up.
+What a client does depends on the code: after some it tries again, following a new lookup, and after others it gives up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PulsarCode(IntEnum):
 
 
 class PulsarError(Exception):
-    """What is asked for is refused with this code."""
+    """The request is refused with this code."""
 
     def __init__(self, code: PulsarCode, message: str) -> None:
         super().__init__(message)
@@ -76,13 +76,13 @@ def txn_code_of(error: Exception) -> PulsarCode:
 
 
 def send_code_of(error: Exception) -> PulsarCode:
-    """The same for a message. Its client goes on behind one that is not allowed, and sends all others again."""
+    """The same for a message. Its client goes on after one that is not allowed, and sends all others again."""
     code = pulsar_code(error)
     return PulsarCode.NOT_ALLOWED if code in _OF_TRANSACTION else code
 
 
 def explained(error: Exception) -> str:
-    """What went wrong, and what helps."""
+    """What went wrong, and what to do."""
     known = _known(error)
     action = known.action if isinstance(known, errors.MetatxnError) else None
     return f"{known} {action}" if action else str(known)

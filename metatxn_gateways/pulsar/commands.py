@@ -156,7 +156,7 @@ NAMES = {number: name for name, number in TYPES.items()}
 
 
 def read_command(frame: memoryview) -> tuple[str, Any, memoryview]:
-    """The name of a command, its fields, and the entry behind it. Raises `MalformedRequest`, and nothing else."""
+    """The name of a command, its fields, and the entry after it. Raises `MalformedRequest`, and nothing else."""
     size = int.from_bytes(frame[:_SIZE_BYTES])
     end = _SIZE_BYTES + size
     if end > len(frame):
@@ -172,6 +172,6 @@ def read_command(frame: memoryview) -> tuple[str, Any, memoryview]:
 
 
 def command(name: str, **fields: Any) -> bytes:
-    """A command with these fields, behind its size."""
+    """A command with these fields, preceded by its size."""
     encoded: bytes = Command(type=TYPES[name], **{name: fields}).SerializeToString()
     return len(encoded).to_bytes(_SIZE_BYTES) + encoded

@@ -25,7 +25,7 @@ from metatxn_gateways.pulsar.session import Context, PulsarSession
 SERVER = "metatxn"
 PROTOCOL_VERSION = 21
 KEEP_ALIVE_S = 30.0
-"""A peer that is silent for so long is asked whether it is there, and after as long again it counts as gone."""
+"""A peer that is silent for this long is asked whether it is there, and after as long again it counts as gone."""
 
 
 class PulsarConnection:

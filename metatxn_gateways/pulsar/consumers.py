@@ -46,7 +46,7 @@ class Consumers:
         return command("success", request_id=request.request_id)
 
     async def _run(self, reader: PulsarReader) -> None:
-        """Once its segment is not served here any more, the client looks it up again."""
+        """Run a reader. Once its segment is no longer served here, the client looks it up again."""
         try:
             await reader.run()
         except REFUSALS:
@@ -58,7 +58,7 @@ class Consumers:
             consumer.reader.flow(request.message_permits)
 
     def ack(self, request: Any) -> None:
-        """A reader remembers nothing. Its client acknowledges nevertheless."""
+        """Answer an acknowledgement. A reader remembers nothing, but its client acknowledges nevertheless."""
         if request.HasField("request_id"):
             self._session.send(command("ack_response", consumer_id=request.consumer_id, request_id=request.request_id))
 

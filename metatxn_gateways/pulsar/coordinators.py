@@ -26,7 +26,7 @@ class Coordinators:
         self._session = session
 
     def watch(self, request: Any) -> None:
-        """There is never another coordinator, so nothing has to be told later."""
+        """Watch the coordinators. There is never another one, so nothing has to be sent later."""
         assignment = {"tc_id": COORDINATOR, "broker_url": self._session.context.url()}
         self._session.send(
             command(
@@ -86,6 +86,7 @@ def _error(code: PulsarCode, message: str) -> dict[str, Any]:
 
 
 def _refused(name: str, request: Any, code: PulsarCode, message: str) -> bytes:
-    """A client of a new transaction finds its handler by the number of its coordinator, also after a failure."""
+    """A refusal. A client of a new transaction finds its handler by the number of its coordinator, also after a
+    failure."""
     about = {"request_id": request.request_id} if name == "new_txn_response" else _about(request)
     return command(name, **({"txnid_most_bits": COORDINATOR} | about), **_error(code, message))

@@ -21,11 +21,11 @@ from participants.messages.payloads import message_count, read_messages
 
 _SIZE = struct.Struct(">I")
 PRODUCER = "metatxn"
-"""Who has produced messages that came by another way, as Pulsar's clients are told."""
+"""The producer of messages that came another way, as Pulsar's clients are told."""
 
 
 class ChecksumMismatch(Exception):
-    """The entry is not as its producer has sent it."""
+    """The entry is not as its producer sent it."""
 
 
 def metadata_of(entry: memoryview) -> Any:
@@ -47,7 +47,7 @@ def metadata_of(entry: memoryview) -> Any:
 
 
 def served(segment_id: str, frame: RawFrame) -> bytes | memoryview:
-    """The entry as a client gets it: as it was sent, or made of what came by another way."""
+    """The entry as a client gets it: as it was sent, or made from what came another way."""
     if frame.kind is PayloadKind.PULSAR:
         return frame.payload
     messages = read_messages(segment_id, frame)

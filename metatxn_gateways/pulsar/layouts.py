@@ -22,7 +22,7 @@ ACTIVE, SEALED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class SegmentGraph:
-    """`epoch` grows with every change."""
+    """The graph of a topic's segments. `epoch` grows with every change."""
 
     topic: TopicRecord
     epoch: int
@@ -30,16 +30,16 @@ class SegmentGraph:
 
     @property
     def shape(self) -> object:
-        """What clients see of it, except for its age."""
+        """What clients see of it, except its age."""
         return [(name, self.is_sealed(name)) for name in self.segments]
 
     def is_sealed(self, segment_id: str) -> bool:
-        """The record of a parent may be seen later than those of its children."""
+        """Whether a segment is sealed: the record of a parent may be seen later than those of its children."""
         record = self.segments[segment_id]
         return record.state != "active" or any(segment_id in each.parents for each in self.segments.values())
 
     def described(self) -> dict[str, Any]:
-        """As the clients get it."""
+        """The layout as clients get it."""
         return {
             "epoch": self.epoch,
             "segments": [self._described(name, record) for name, record in self.segments.items()],
@@ -60,8 +60,8 @@ class SegmentGraph:
 
 
 class SegmentGraphs:
-    """Mirrors the records of all topics and segments, and tells who watches a topic of its changes. Used only from the
-    event loop of its process."""
+    """Mirrors the records of all topics and segments, and tells the watchers of a topic about its changes. Used only
+    from the event loop of its process."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._topics = Mirror(store, paths.TOPICS, self._topic_changed)
@@ -70,7 +70,7 @@ class SegmentGraphs:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raises the store's errors."""
+        """Mirror the records inside this block. Raises the store's errors."""
         async with AsyncExitStack() as stack:
             for mirror in (self._topics, self._segments):
                 await stack.enter_async_context(mirror.running())

@@ -18,7 +18,7 @@ MAX_WATCHES = 1_000
 
 
 class Lookups:
-    """Those of one connection."""
+    """The lookups of one connection."""
 
     def __init__(self, session: PulsarSession) -> None:
         self._session = session
@@ -28,7 +28,7 @@ class Lookups:
         self._session.answer(self._found(request), partial(_not_found, request))
 
     async def _found(self, request: Any) -> bytes:
-        """Every broker answers for a topic, and the owner of a segment for that."""
+        """The answer to a lookup. Every broker answers for a topic, and the owner of a segment for that segment."""
         context = self._session.context
         if request.topic.startswith("segment://"):
             parts = segment_parts(request.topic)
@@ -44,7 +44,7 @@ class Lookups:
         )
 
     def partition_metadata(self, request: Any) -> None:
-        """Nothing has partitions here. Whether it exists is found out by whoever uses it."""
+        """Answer for partitions, which nothing has here. A client learns whether the topic exists when it uses it."""
         self._session.send(
             command("partition_metadata_response", request_id=request.request_id, partitions=0, response=0)
         )
@@ -52,7 +52,7 @@ class Lookups:
     # -- watching ----------------------------------------------------------------------------------------------
 
     def watch(self, request: Any) -> None:
-        """Tell the layout of the topic now, and whenever it changes."""
+        """Send the layout of the topic now, and whenever it changes."""
         try:
             topic = own_topic(request.topic)
             if request.session_id not in self._watches and len(self._watches) >= MAX_WATCHES:
@@ -74,7 +74,7 @@ class Lookups:
 
 
 class _Watch:
-    """Raises `PulsarError` for a topic that does not exist."""
+    """The watch of a topic. Raises `PulsarError` for a topic that does not exist."""
 
     def __init__(self, session: PulsarSession, session_id: int, topic: str) -> None:
         self._session = session
@@ -90,7 +90,7 @@ class _Watch:
         self._tell()
 
     def _tell(self) -> None:
-        """Nothing is told of a topic that was deleted: whoever uses its segments is."""
+        """Send the layout. For a deleted topic nothing is sent: the clients that use its segments are told."""
         layout = self._session.context.layouts.get(self._topic)
         if layout is None or layout.shape == self._shown:
             return

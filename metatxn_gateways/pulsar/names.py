@@ -13,7 +13,7 @@ _DOMAINS = ("topic", "persistent")
 
 
 def own_topic(name: str) -> str:
-    """Our name of the topic `topic://tenant/namespace/topic`. Raises `PulsarError`."""
+    """Our name for the topic `topic://tenant/namespace/topic`. Raises `PulsarError`."""
     domain, found, rest = name.rpartition("://")
     if found and domain not in _DOMAINS:
         raise PulsarError(PulsarCode.INVALID_TOPIC_NAME, f"{name} is not a topic of the domain topic or persistent")
@@ -41,6 +41,6 @@ def message_id(position: Position) -> dict[str, int]:
 
 
 def txn_id_of(most: int, least: int) -> TxnId | None:
-    """The id of a transaction, from the two numbers of 64 bits that clients have; None for one that nobody has begun
+    """The id of a transaction, from the two numbers of 64 bits that clients have; None for one that was not begun
     here. The first one is the number of their coordinator."""
     return TxnId(COORDINATOR, least) if most == COORDINATOR else None

@@ -2,7 +2,7 @@
 
     SEND ─▶ entry cut, checksum checked ─▶ publish begun ─▶ … ─▶ durable ─▶ receipts, in the order of the sends
 
-Behind a send that failed and will be sent again nothing is appended: the client looks its segment up again, creates its
+After a send that failed and will be sent again, nothing is appended: the client looks its segment up again, creates its
 producer anew, and sends everything that was not confirmed once more, in its order. What was appended before is found by
 its sequence (DESIGN §5.13).
 """
@@ -33,11 +33,11 @@ MAX_NAME_BYTES = 256
 MAX_PENDING_BYTES = 32 << 20
 """The most bytes that a connection may have sent without an answer; then no more is received."""
 _GIVEN_UP = (PulsarCode.NOT_ALLOWED, PulsarCode.CHECKSUM)
-"""After these errors the client goes on behind the message."""
+"""After these errors the client goes on after the message."""
 
 
 def new_name() -> str:
-    """Of a producer that has none. It is never used again, so its sequences begin anew."""
+    """A name for a producer without one. It is never reused, so its sequences begin anew."""
     return uuid.uuid4().hex
 
 
@@ -51,14 +51,14 @@ class _Sent:
 
 @dataclass(slots=True)
 class PulsarProducer:
-    """One that a client has created on a segment. `name` is unique, or the client has chosen it."""
+    """A producer that a client has created on a segment. `name` is unique, or the client has chosen it."""
 
     id: int
     segment: Segment
     name: str
     sent: deque[_Sent] = field(default_factory=deque)
     failed: bool = False
-    """What comes now is ignored: the client sends it again, through another producer."""
+    """Whether what arrives now is ignored: the client sends it again, through another producer."""
 
     @property
     def known_as(self) -> str:
@@ -67,7 +67,7 @@ class PulsarProducer:
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence that the segment has of it, or -1."""
+        """Its highest sequence in the segment, or -1."""
         last = self.segment.dedup.last_of(self.known_as)
         return -1 if last is None else last[0]
 
@@ -108,7 +108,7 @@ class PulsarProducer:
         )
 
     async def _append(self, entry: Entry) -> Position | None:
-        """Returns None for an entry that is in a segment from which this one has taken over."""
+        """Append an entry. Returns None for one that is in a segment from which this one has taken over."""
         if self.failed:
             raise PulsarError(PulsarCode.SERVICE_NOT_READY, "a message before this one is sent again first")
         try:
@@ -156,7 +156,7 @@ def assert_writable(segment: Segment, format: str | None) -> None:
 
 
 class PulsarProducers:
-    """Those of one connection."""
+    """The producers of one connection."""
 
     def __init__(self, session: PulsarSession) -> None:
         self._session = session
@@ -167,7 +167,8 @@ class PulsarProducers:
         self._session.answer(self._created(request), partial(refused, request))
 
     async def _created(self, request: Any) -> bytes:
-        """A segment that takes nothing more is answered for, too: what was sent to it may have to be confirmed."""
+        """Create a producer, also on a segment that takes nothing more: what was sent to it may have to be
+        confirmed."""
         if request.encrypted:
             raise PulsarError(PulsarCode.NOT_ALLOWED, "encrypted messages are not accepted")
         if request.producer_access_mode != SHARED:
@@ -188,7 +189,8 @@ class PulsarProducers:
         )
 
     def send(self, request: Any, entry: memoryview) -> None:
-        """What comes for a producer that is not there, or failed, is sent again through another one."""
+        """Pass on a send. What arrives for a producer that is not there, or failed, is sent again through another
+        one."""
         producer = self._producers.get(request.producer_id)
         sent = producer.send(request, entry) if producer is not None else None
         if producer is None or sent is None:
@@ -211,7 +213,7 @@ class PulsarProducers:
             self._session.link.send(*answers)
 
     def close(self, request: Any) -> None:
-        """Once what it has sent is over."""
+        """Close a producer, once everything that it has sent is settled."""
         producer = self._producers.pop(request.producer_id, None)
         self._session.answer(self._closed(request, producer), partial(refused, request))
 

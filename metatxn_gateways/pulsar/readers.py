@@ -22,11 +22,11 @@ from participants.segment.segment import Segment
 
 READ_BYTES = 1 << 20
 EARLIEST, LATEST = (1 << 64) - 1, (1 << 63) - 1
-"""The numbers of the ledgers in which a reader begins that wants to begin at an end of the segment."""
+"""The ledger numbers by which a reader asks to begin at an end of the segment."""
 
 
 class PulsarReader:
-    """`run` sends until the segment is lost, or the connection."""
+    """A reader. `run` sends until the segment or the connection is lost."""
 
     def __init__(self, id: int, segment: Segment, start: Position, link: FrameConnection) -> None:
         self.id = id
@@ -34,7 +34,7 @@ class PulsarReader:
         self._at = start
         self._link = link
         self._left: deque[RawFrame] = deque()
-        """What was read and not sent yet."""
+        """The entries that were read and not sent yet."""
         self._permits = 0
         self._permitted = asyncio.Event()
         self._ended = False
@@ -45,7 +45,7 @@ class PulsarReader:
             self._permitted.set()
 
     async def run(self) -> None:
-        """Raises STORE_UNAVAILABLE once the segment is not served here any more, and the store's errors."""
+        """Send entries. Raises STORE_UNAVAILABLE once the segment is no longer served here, and the store's errors."""
         while True:
             await self._permitted.wait()
             await self._link.until_writable()
@@ -58,7 +58,7 @@ class PulsarReader:
                 await asyncio.shield(changed)
 
     async def _read_on(self) -> bool:
-        """Returns whether there may be more to read."""
+        """Read on. Returns whether there may be more to read."""
         at = max(self._at, self._segment.ledgers.start)  # what was trimmed is passed over
         try:
             page = await self._segment.reader.read_committed(at, READ_BYTES)
@@ -93,9 +93,9 @@ def message(consumer_id: int, segment_id: str, frame: RawFrame, **more: Any) -> 
 
 
 def reader_start(segment: Segment, wanted: Any) -> Position:
-    """The position after which a reader reads that has asked for the id of a message: it wants those behind it.
+    """The position after which a reader that has asked for the id of a message reads: it wants those after it.
 
-    Of a batch it may want the messages behind one of them: it then gets the whole batch, and passes over the others.
+    Of a batch it may want the messages after one of them: it then gets the whole batch, and passes over the others.
     """
     if wanted is None or wanted.ledger_id == LATEST:
         return segment.buffer.max_read_position

@@ -26,7 +26,7 @@ class PulsarListener:
     """Serves Pulsar's binary protocol for the topics of `service`.
 
     There is no authentication in it yet: raises `InvalidExposure` where the broker's own interface asks for a token or
-    uses TLS, and for an address that other machines reach, unless everybody may do everything.
+    uses TLS, and for an address that other machines reach, unless everyone may do everything.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class PulsarListener:
 
     @property
     def url(self) -> str:
-        """What Pulsar's clients call a service URL."""
+        """The URL that Pulsar's clients call a service URL."""
         return f"pulsar://{urlsplit(self._service.url).hostname or self._host}:{self._server.port}"
 
     async def start(self) -> None:
-        """Raises `OSError` if the port is in use, UPGRADE_PENDING, and the store's errors."""
+        """Start to listen. Raises `OSError` if the port is in use, UPGRADE_PENDING, and the store's errors."""
         broker = self._service.broker
         assert broker is not None, "the broker has started"
         await require(self._store, broker.version, Feature.PULSAR)

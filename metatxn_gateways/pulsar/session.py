@@ -1,4 +1,4 @@
-"""What a connection offers to those that answer its commands."""
+"""What a connection offers to the code that answers its commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from participants.broker.broker import Broker
 
 log = structlog.get_logger()
 Refusal = Callable[[PulsarCode, str], bytes]
-"""The answer that tells why a request is refused."""
+"""The answer that says why a request is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Context:
 
 
 class PulsarSession:
-    """Used only from the event loop of its process."""
+    """The session of a connection. Used only from the event loop of its process."""
 
     def __init__(self, context: Context, link: FrameConnection) -> None:
         self.context = context
@@ -48,7 +48,7 @@ class PulsarSession:
         refused: Refusal,
         pulsar_code: Callable[[Exception], PulsarCode] = pulsar_code,
     ) -> None:
-        """Send what this returns, or why it is refused."""
+        """Send what a call returns, or why it is refused."""
 
         async def answered() -> None:
             try:
@@ -60,7 +60,7 @@ class PulsarSession:
         self.spawn(answered())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do this as long as there is a connection. What nobody expects ends it."""
+        """Run `work` as long as there is a connection. An unexpected error ends it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -72,7 +72,7 @@ class PulsarSession:
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:
-        """End the connection because of an error that nobody expects."""
+        """End the connection because of an unexpected error."""
         log.error("unhandled error", peer=self.link.peer, exc_info=error)
         self.link.abort()
 
