@@ -303,8 +303,9 @@ class SimulatedStore(StoredIndexes):
             return await self._call(
                 lambda: run_now(self.server.truth.apply(batch)), _describe(batch), batch.puts, batch
             )
-        except CheckFailed:
-            effort.overtaken += 1
+        except CheckFailed as lost:
+            found = lost.current
+            effort.overtaken += found is None or batch.puts.get(found.key) != found.value
             raise
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
