@@ -17,8 +17,8 @@ MOST_OVERTAKEN = 100
 
 @dataclass(eq=False, slots=True)
 class Effort:
-    """`overtaken` is how many of the writes failed a check, but for those that found what they would have written. What a
-    request has begun in the background counts until it is answered."""
+    """`overtaken` is how many of the writes failed a check, but for those that found what they would have written. What
+    a request has begun in the background counts until it is answered."""
 
     request: str
     writes: int = 0
