@@ -275,6 +275,11 @@ class MetadataStore(ABC):
         look after the store. Raises the store's errors."""
         return None
 
+    async def why_full(self) -> str | None:
+        """Why the store refuses what would make it larger at present, as `StoreFull` does; None if it takes that, or
+        does not tell without a write. It is for people who look after the store. Raises the store's errors."""
+        return None
+
     # -- hints -------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str, from_revision: Revision) -> Watch:

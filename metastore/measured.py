@@ -113,6 +113,9 @@ class MeasuredStore(MetadataStore):
     async def size_bytes(self) -> int | None:
         return await self._store.size_bytes()
 
+    async def why_full(self) -> str | None:
+        return await self._store.why_full()
+
     def watch(self, prefix: str, from_revision: Revision) -> Watch:
         return self._store.watch(prefix, from_revision)
 

@@ -18,6 +18,11 @@ STORE_ACTION = (
     "transaction begins or ends, and none is lost."
 )
 
+FULL_STORE_ACTION = (
+    "Make room in it, and end the alarm, as docs/stores.md says: they go on by themselves then. Until then what would "
+    "make it larger is refused, such as new transactions and commits, and none is lost."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
@@ -78,6 +83,9 @@ def service_problems(services: Sequence[AskedService]) -> Iterator[HealthProblem
     away = store_away(services)
     if away is not None:
         yield HealthProblem("store", away.text, STORE_ACTION)
+    full = (each.status.warnings[STORE] for each in services if each.status and STORE in each.status.warnings)
+    if (why := next(full, None)) is not None:
+        yield HealthProblem("store", why, FULL_STORE_ACTION)
     for service in services:
         if service.status is None:
             url = service.process.url
@@ -115,7 +123,8 @@ def _own_problems(about: str, status: ServiceStatus, *, store_is_away: bool) -> 
             action = "Check the network between it and the metadata store, which answers others."
             yield HealthProblem(about, f"not ready: {what}: {why}", action)
     for what, why in status.warnings.items():
-        yield HealthProblem(about, f"{what}: {why}", "It still serves; act before it stops.")
+        if what != STORE:  # it was said once for all of them
+            yield HealthProblem(about, f"{what}: {why}", "It still serves; act before it stops.")
 
 
 def _differences(statuses: Sequence[ServiceStatus]) -> Iterator[HealthProblem]:

@@ -35,7 +35,14 @@ from metastore.backends.etcd_connection import EtcdConnection, error_text, is_co
 from metastore.backends.etcd_group_commit import EtcdGroupCommit
 from metastore.backends.etcd_group_reads import GroupReads
 from metastore.backends.etcd_leases import LeasedRecord
-from metastore.backends.etcd_stubs import RangeRequest, RangeResponse, RequestOp, StatusRequest, TxnRequest
+from metastore.backends.etcd_stubs import (
+    RangeRequest,
+    RangeResponse,
+    RequestOp,
+    StatusRequest,
+    StatusResponse,
+    TxnRequest,
+)
 from metastore.backends.etcd_watches import PrefixFeed
 from metastore.backends.etcd_wire import Wire
 from metastore.backends.joining import Footprint, RequestLimits
@@ -176,11 +183,21 @@ class EtcdStore(StoredIndexes):
 
     async def size_bytes(self) -> int | None:
         """Of the file of the member in use, which its quota bounds."""
+        told = await self._status()
+        return None if told is None else told.dbSize
+
+    async def why_full(self) -> str | None:
+        """Every member tells of the alarm, which lasts until somebody ends it, also where there is room again."""
+        told = await self._status()
+        full = told is not None and any("alarm:NOSPACE" in error for error in told.errors)
+        return str(self._connection.full()) if full else None
+
+    async def _status(self) -> StatusResponse | None:
+        """Of the member in use. Not every user may see it."""
         try:
-            told = await self._connection.ask(self._connection.maintenance.Status, StatusRequest(), self._deadline_s)
+            return await self._connection.ask(self._connection.maintenance.Status, StatusRequest(), self._deadline_s)
         except grpc.aio.AioRpcError:
-            return None  # not every user may see it
-        return told.dbSize
+            return None
 
     # -- writing ------------------------------------------------------------------------------------------------
 

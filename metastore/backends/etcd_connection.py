@@ -32,7 +32,7 @@ from metastore.backends.etcd_stubs import (
     WatchStub,
 )
 from metastore.background import Backoff, in_background
-from metastore.errors import StoreClosed, StoreUnavailable
+from metastore.errors import StoreClosed, StoreFull, StoreUnavailable
 
 if TYPE_CHECKING:
     from etcd3.etcdrpc.rpc_pb2_grpc import Unary
@@ -283,6 +283,9 @@ class EtcdConnection:
 
     def unavailable(self, reason: str) -> StoreUnavailable:
         return StoreUnavailable(f"etcd at {self.endpoints} does not answer ({reason}). Is it running there?")
+
+    def full(self) -> StoreFull:
+        return StoreFull(f"etcd at {self.endpoints} is full: compact and defragment it")
 
     def denied(self, error: grpc.aio.AioRpcError) -> StoreUnavailable:
         """See `is_denied`."""

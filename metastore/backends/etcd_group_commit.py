@@ -85,7 +85,6 @@ from metastore.errors import (
     InvalidBatch,
     MetastoreError,
     OutcomeUnknown,
-    StoreFull,
     StoreUnavailable,
 )
 from metastore.types import Applied, Revision
@@ -340,7 +339,7 @@ class EtcdGroupCommit(PendingApplies[EtcdApply]):
         if found and found[0].value == name:
             return await self._settle(slot, members, found, name, fence=None)
         for member in members:
-            member.fail(StoreFull(f"etcd at {self._connection.endpoints} is full: compact and defragment it"))
+            member.fail(self._connection.full())
         return ()
 
     def _explain(self, error: grpc.aio.AioRpcError) -> MetastoreError:

@@ -7,7 +7,7 @@ file. So the three descriptions are read out of the source text (nothing of it i
 descriptor pool (other packages may register another `rpc.proto`), and put where `etcd3` will look for its modules. Its
 service stubs then work unchanged, on a `grpc.aio` channel.
 
-The descriptions are older than etcd 3.4; the four fields of the watch API that they lack are added here, with the
+The descriptions are older than etcd 3.4; what they lack of the watch API and of the status is added here, with the
 numbers of etcd's `rpc.proto`. `tests/metastore/etcd/test_stubs.py` holds the list of fields this package relies on.
 
 Import messages and stubs from here, never from `etcd3`: importing that first raises the TypeError.
@@ -47,8 +47,8 @@ def _read_description(source: Path) -> descriptor_pb2.FileDescriptorProto:
     raise ImportError(f"{source} does not embed its description: this is not etcd3 0.12")
 
 
-def _add_watch_fields(description: descriptor_pb2.FileDescriptorProto) -> None:
-    """Add what etcd 3.4 added to the watch API after the descriptions were generated."""
+def _add_fields(description: descriptor_pb2.FileDescriptorProto) -> None:
+    """Add what etcd 3.4 added to the watch API, and to the status, after the descriptions were generated."""
     messages = {message.name: message for message in description.message_type}
     create = messages["WatchCreateRequest"]
     if any(known.name == "watch_id" for known in create.field):
@@ -66,6 +66,8 @@ def _add_watch_fields(description: descriptor_pb2.FileDescriptorProto) -> None:
         label=optional,
         oneof_index=0,
     )
+    status = messages["StatusResponse"]
+    status.field.add(name="errors", number=8, type=_Field.TYPE_STRING, label=_Field.LABEL_REPEATED)
 
 
 def _module_of(name: str, file: FileDescriptor) -> ModuleType:
@@ -89,7 +91,7 @@ def _install() -> None:
     for name in _FILES:
         description = _read_description(folder / f"{name}_pb2.py")
         if name == "rpc":
-            _add_watch_fields(description)
+            _add_fields(description)
         pool.AddSerializedFile(description.SerializeToString())
         module = f"etcd3.etcdrpc.{name}_pb2"
         sys.modules[module] = _module_of(module, pool.FindFileByName(description.name))

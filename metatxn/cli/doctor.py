@@ -22,7 +22,15 @@ from metatxn.cli.options import CliError, ServiceOptions, shared, takes_session
 from metatxn.cli.output import print_json, print_rows
 from metatxn.cli.status import hanging_problems, oldest_hanging, unserved_segments
 from metatxn.cli.store import looking_into
-from metatxn.health import HANGING_MS, STORE_ACTION, AskedService, draining_problems, store_away, unannounced_problem
+from metatxn.health import (
+    FULL_STORE_ACTION,
+    HANGING_MS,
+    STORE_ACTION,
+    AskedService,
+    draining_problems,
+    store_away,
+    unannounced_problem,
+)
 from metatxn.wire.access import end_of_token
 from metatxn.wire.models import STORE, Process
 from metatxn.words import duration, size_text
@@ -180,14 +188,15 @@ def _readiness(service: SeenService, *, store_is_away: bool) -> Iterator[Checked
     if service.status.draining:
         action = f"When that is over: metatxn broker undrain {service.process.id}"
         yield Checked("drain", service.about, "advice", "it is being drained and gets no new work", action)
-    if (disk := service.status.disk) is not None and disk.capacity_bytes and not service.status.warnings:
+    if (disk := service.status.disk) is not None and disk.capacity_bytes and "storage" not in service.status.warnings:
         used = 100 * disk.used_bytes / disk.capacity_bytes
         filling = used >= FILLING_PERCENT
         action = "Set a retention, trim, delete topics, or give it a larger disk." if filling else ""
         said = f"{used:.0f} % of {size_text(disk.capacity_bytes)} is used"
         yield Checked("disk", service.about, "advice" if filling else "ok", said, action)
     for what, why in service.status.warnings.items():
-        yield Checked(what, service.about, "problem", why, "It still serves; act before it stops.")
+        action = FULL_STORE_ACTION if what == STORE else "It still serves; act before it stops."
+        yield Checked(what, service.about, "problem", why, action)
     store = service.status.store
     if store is not None:
         slow = store.read_ms > SLOW_STORE_MS

@@ -42,6 +42,7 @@ from metatxn.wire.models import (
 
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _PageToken = Annotated[str | None, Query(max_length=1024)]
+T = TypeVar("T")
 _NOT_READY = Health(ready=False, waiting_for={STORE: "no answer within 3 s"})
 
 
@@ -96,8 +97,10 @@ def add_operations(
     async def status(listener: UsedListener) -> ServiceStatus:
         """Show this service, and what it sees of the metadata store. The answer is 200 even if it is not ready."""
         missing, found = await look()
+        full = None
         if found is not None:
-            found = found.model_copy(update={"size_bytes": await _size(store)})
+            size_bytes, full = await asyncio.gather(_told_soon(store.size_bytes), _told_soon(store.why_full))
+            found = found.model_copy(update={"size_bytes": size_bytes})
         return ServiceStatus(
             service=service,
             version=app.version,
@@ -105,7 +108,7 @@ def add_operations(
             up_ms=int((time.monotonic() - began) * 1000),
             ready=not missing,
             waiting_for=missing,
-            warnings=warnings(),
+            warnings=warnings() | ({} if full is None else {STORE: full}),
             store=found,
             store_answered_ms=known.answered_ms,
             last_known=_last_known(known, listener) if found is None else None,
@@ -143,11 +146,11 @@ def _last_known(known: KnownCluster, listener: str | None) -> KnownServices:
     )
 
 
-async def _size(store: MetadataStore) -> int | None:
-    """The size of the store, or None if it is not known soon."""
+async def _told_soon(ask: Callable[[], Awaitable[T | None]]) -> T | None:
+    """The answer, or None if it does not come soon."""
     try:
         async with asyncio.timeout(WITHIN_SECONDS):
-            return await store.size_bytes()
+            return await ask()
     except (MetastoreError, TimeoutError):
         return None
 

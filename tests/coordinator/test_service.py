@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,14 +20,18 @@ from metastore.errors import StoreUnavailable
 from metastore.incarnation import IncarnationGuard
 from metastore.txn import paths
 from metastore.txn.records.processes import ProcessRecord
+from metastore.txn.store import INDEXES
 from metastore.types import Snapshot
+from metastore.urls import open_store
 from metastore.versions import SPEAKS
 from metatxn.service.known_cluster import AWAY_AFTER_MS, AWAY_WITHIN_SECONDS, WITHIN_SECONDS, KnownCluster
 from metatxn.service.patience import PATIENCE_MS
 from metatxn.wire.listeners import LISTENER_HEADER
+from tests.chaos import store_space
 from tests.coordinator.conftest import FakeClock
 from tests.coordinator.stores import FaultyStore
 from tests.coordinator.test_transactions import begin
+from tests.servers import EtcdServer
 
 
 async def test_it_announces_itself_and_withdraws(truth: MemoryStore) -> None:
@@ -72,6 +77,24 @@ async def test_while_the_store_is_away_it_tells_whom_it_knew(
         assert [each["url"] for each in known["coordinators"]] == [service.url]
         assert [(each["id"], each["url"]) for each in known["brokers"]] == [("b/1", "http://b.example")]
     await service.stop()
+
+
+async def test_a_store_that_is_full_is_told_until_its_alarm_has_ended(tmp_path: Path) -> None:
+    """CONTRACT: `warnings` of `/v1/status`. It answers reads, so nobody who does not write would know."""
+    with EtcdServer(tmp_path / "etcd", flags=("--quota-backend-bytes", str(16 << 20))) as server:
+        store = await open_store(f"etcd://{server.endpoint}", INDEXES)
+        service = CoordinatorService(store, port=0)
+        await service.start()
+        async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
+            assert (await client.get("/v1/status")).json()["warnings"] == {}
+            await store_space.fill([server])
+            assert (await client.post("/v1/txns", json={})).json()["code"] == "STORAGE_FULL"
+            full = (await client.get("/v1/status")).json()
+            assert full["ready"] and f"etcd at {server.endpoint} is full" in full["warnings"]["metadata store"]
+            await store_space.make_room([server])
+            assert (await client.get("/v1/status")).json()["warnings"] == {}
+        await service.stop()
+        await store.close()
 
 
 async def test_nobody_waits_long_for_a_store_that_has_been_away(truth: MemoryStore) -> None:

@@ -24,7 +24,7 @@ from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.store import INDEXES
 from metatxn.cli import doctor, status
 from metatxn.wire.broker import TopicInfo
-from metatxn.wire.models import BrokerProcess, DiskSpace
+from metatxn.wire.models import STORE, BrokerProcess, DiskSpace
 from tests.metatxn.command_line import run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.test_cli_status import BROKER, COORDINATOR, GONE, OTHER, Services, Unannounced, WithoutStore
@@ -73,6 +73,7 @@ def test_each_check_of_a_healthy_cluster_says_that_it_has_looked() -> None:
         ({"now_ms": 999_400}, [("clock", "coordinator c")]),
         ({"version": "2"}, [("version", "cluster")]),
         ({"warnings": {"storage": "91 % used"}}, [("storage", "broker b")]),
+        ({"warnings": {STORE: "it is full"}}, [(STORE, "broker b")]),
         ({"ready": False, "waiting_for": {"segment": "being opened"}}, [("ready", "broker b")]),
         ({"peer_token_ends_ms": (NOW_S + doctor.SOON_S - 1) * 1000}, [("peer token", "broker b")]),
         ({"peer_token_ends_ms": (NOW_S + doctor.SOON_S + 1) * 1000}, []),

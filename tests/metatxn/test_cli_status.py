@@ -160,6 +160,19 @@ def test_what_services_say_is_wrong(changes: dict[str, Any], said: str) -> None:
     assert problems(Services(**changes)) == [said]
 
 
+class FullStore(Services):
+    """The store answers all services, and refuses what would make it larger."""
+
+    def service_status(self, url: str) -> ServiceStatus:
+        return super().service_status(url).model_copy(update={"warnings": {STORE: "etcd at e is full"}})
+
+
+def test_a_store_that_is_full_is_named_once() -> None:
+    (said,) = status.look(cast(metatxn.Client, FullStore()), COORDINATOR.url).problems
+    assert (said.about, said.problem) == ("store", "etcd at e is full")
+    assert "docs/stores.md" in said.action
+
+
 def test_a_broker_that_drains_is_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
     draining = Services(draining=True)
     draining.brokers = [BROKER, OTHER]

@@ -14,6 +14,7 @@ import httpx
 
 import metatxn
 from tests.chaos import store_space
+from tests.metatxn.command_line import run_here
 from tests.ops.live_cluster import COORDINATORS, LiveCluster, forever
 
 Fault = Callable[[LiveCluster], AbstractAsyncContextManager[None]]
@@ -228,6 +229,8 @@ async def the_store_is_full(cluster: LiveCluster) -> AsyncIterator[None]:
     for _ in range(20):
         (await cluster.client.begin(timeout_ms=5_000)).leave_open()
     await store_space.fill([cluster.etcd])
+    told = await asyncio.to_thread(run_here, "status", METATXN_URL=f"http://{cluster.addresses['coordinator-1']}")
+    assert told.returncode == 1 and "is full: " in told.stdout, f"`metatxn status` says {told.stdout}{told.stderr}"
     yield
     await store_space.make_room([cluster.etcd])
 

@@ -179,6 +179,7 @@ async def test_a_full_store_says_so(tmp_path: Path, open_store: OpenStore) -> No
         assert all(isinstance(answer, StoreFull) for answer in answers[full:])
         stored = (await store.scan("/k/", keys_only=True)).records
         assert [record.version for record in stored] == revisions(answers)
+        assert "is full: compact and defragment it" in (await store.why_full() or "")
 
 
 async def test_markers_are_no_records(etcd_server: EtcdServer, open_store: OpenStore) -> None:

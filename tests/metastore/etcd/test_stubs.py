@@ -44,7 +44,7 @@ FIELDS: dict[type[Message], dict[str, int]] = {
     stubs.TxnRequest: {"compare": 1, "success": 2, "failure": 3},
     stubs.TxnResponse: {"header": 1, "succeeded": 2, "responses": 3},
     stubs.CompactionRequest: {"revision": 1, "physical": 2},
-    stubs.StatusResponse: {"header": 1, "version": 2, "dbSize": 3},
+    stubs.StatusResponse: {"header": 1, "version": 2, "dbSize": 3, "errors": 8},
     stubs.WatchRequest: {"create_request": 1},
     stubs.WatchCreateRequest: {"key": 1, "range_end": 2, "start_revision": 3, "fragment": 8},
     stubs.WatchResponse: {

@@ -18,6 +18,22 @@ _TEST_HTTP = "tests/metatxn/test_http.py"
 
 OPERATING = (
     Mutant(
+        "full-store-is-healthy",
+        "a store that refuses what would make it larger is told",
+        "metatxn/service/operations.py",
+        "warnings=warnings() | ({} if full is None else {STORE: full}),",
+        "warnings=warnings(),",
+        tests=("tests/coordinator/test_service.py::test_a_store_that_is_full_is_told_until_its_alarm_has_ended",),
+    ),
+    Mutant(
+        "full-store-of-every-service",
+        "a store that is full is named once",
+        "metatxn/health.py",
+        "        if what != STORE:  # it was said once for all of them\n",
+        "        if what:\n",
+        tests=("tests/metatxn/test_cli_status.py::test_a_store_that_is_full_is_named_once",),
+    ),
+    Mutant(
         "series-of-any-segments",
         "the segments with a series of their own are those whose readers are furthest behind",
         "participants/common/horizon_lags.py",

@@ -42,7 +42,15 @@ class StatusResponse(Message):
     header: ResponseHeader
     version: str
     dbSize: int
-    def __init__(self, *, header: ResponseHeader = ..., version: str = ..., dbSize: int = ...) -> None: ...
+    errors: Sequence[str]
+    def __init__(
+        self,
+        *,
+        header: ResponseHeader = ...,
+        version: str = ...,
+        dbSize: int = ...,
+        errors: Sequence[str] = ...,
+    ) -> None: ...
 
 class RangeRequest(Message):
     ASCEND: int
