@@ -52,7 +52,8 @@ from participants.topic.layout import LayoutUpkeep
 from participants.topic.subscription_metrics import SubscriptionMetrics
 
 DRAIN_TIMEOUT_MS = 20_000
-"""With what a stop takes besides, this is less than the 30 s that Kubernetes gives a container by default."""
+"""The time of a drain. With the rest of a stop, it is less than the 30 s that Kubernetes gives a container by
+default."""
 DESCRIPTION = "Scalable topics that materialize the decisions of transactions they find in the metadata store."
 
 
@@ -61,7 +62,8 @@ def wall_clock_ms() -> int:
 
 
 class BrokerService:
-    """`start` returns once every owned segment serves or has failed once; `/readyz` tells which ones do not serve.
+    """A broker. `start` returns once every owned segment serves or has failed once; `/readyz` shows which ones do not
+    serve.
 
     Its ledgers are either local files in `data_dir` or objects below the URL `storage` (see `Bucket.open`). It shows
     `peer_token` to other brokers when it does not act for a caller. `transaction_buffers` and `pending_ack_stores` are
@@ -126,8 +128,8 @@ class BrokerService:
         return self._server.url
 
     async def start(self) -> None:
-        """Raises `OSError` if the port is in use, `LedgerError` if the data directory cannot be used, and the store's
-        errors."""
+        """Start the broker. Raises `OSError` if the port is in use, `LedgerError` if the data directory cannot be used,
+        and the store's errors."""
         try:
             await self._start()
         except BaseException:
@@ -172,7 +174,7 @@ class BrokerService:
             self.broker.look_at_traffic()
 
     def _own_principal(self) -> str | None:
-        """The principal of this broker itself. Without a valid token it has the name of no principal."""
+        """The principal of this broker itself. Without a valid token it is an unnamed principal."""
         if self._exposure.authenticator is None:
             return None
         try:

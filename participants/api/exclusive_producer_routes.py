@@ -43,7 +43,7 @@ def add_exclusive_producer_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_topic("produce")],
     )
     async def keep_topic(topic: TopicPath, request: KeepTopicRequest) -> ExclusiveProducerInfo:
-        """Prolong the hold of an exclusive producer. NOT_ALLOWED tells that it has ended."""
+        """Prolong the hold of an exclusive producer. NOT_ALLOWED means that it has ended."""
         return _info(await broker.exclusive_producers.keep_alive(topic, request.epoch, request.ttl_ms))
 
     @api.delete(
@@ -56,7 +56,7 @@ def add_exclusive_producer_routes(api: APIRouter, broker: Broker) -> None:
     )
     @audited("topic.release")
     async def release_topic(topic: TopicPath, epoch: Annotated[int, Query(ge=1, le=2**53 - 1)]) -> Response:
-        """End the hold of an exclusive producer, so that everybody may publish again."""
+        """End the hold of an exclusive producer, so that everyone may publish again."""
         await broker.exclusive_producers.release(topic, epoch)
         return Response(status_code=204)
 
@@ -69,8 +69,8 @@ def add_exclusive_producer_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_segment("produce")],
     )
     async def learn_producer(segment: PathText) -> Response:
-        """Have the owner of a segment read again who alone may publish to its topic. It answers when nothing is under
-        way that was begun before."""
+        """Have the owner of a segment read again which producer alone may publish to its topic. It answers when nothing
+        is under way that was begun before."""
         await (await broker.segment(segment)).learn_producer()
         return Response(status_code=204)
 

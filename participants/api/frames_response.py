@@ -37,7 +37,7 @@ SMALL_BYTES = 64 << 10
 
 
 class FramesResponse(Response):
-    """Frames, behind `head`."""
+    """Frames, after `head`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class FramesResponse(Response):
 
 
 class LargeEntryResponse(Response):
-    """One frame larger than `ANSWER_BYTES`, behind `head`. `read_part` reads its bytes from one offset up to another
+    """One frame larger than `ANSWER_BYTES`, after `head`. `read_part` reads its bytes from one offset up to another
     again."""
 
     def __init__(
@@ -113,7 +113,7 @@ def _runs(frames: Sequence[RawFrame]) -> Iterator[memoryview]:
 
 
 def _chunks(runs: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
-    """Small runs are combined, and large ones are divided."""
+    """The chunks to send: small runs are combined, and large ones are divided."""
     small: list[memoryview] = []
     size = 0
     for run in runs:

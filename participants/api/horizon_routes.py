@@ -110,7 +110,8 @@ async def _horizon(segment: Segment, wanted: HorizonRequest, isolation: Isolatio
 
 
 def _horizon_of_removed(removed: RemovedSegment, last: Position, wanted: HorizonRequest) -> SegmentHorizon:
-    """All of it is trimmed. A reader whose place is at the end has missed nothing, and goes on in the children."""
+    """The horizon of a segment that is trimmed completely. A reader at its end has missed nothing, and goes on in the
+    children."""
     end = max(last, wanted.after or last)
     return SegmentHorizon(
         start=str(last),

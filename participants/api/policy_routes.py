@@ -34,7 +34,7 @@ def _topic_policy_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[Depends(seeing_topic)],
     )
     async def get_topic_policy(topic: TopicPath) -> PolicyInfo:
-        """Get a topic's policy: what was set on the topic, and what counts, with where each value comes from."""
+        """Get a topic's policy: what was set on the topic, and the values that apply, with where each comes from."""
         return await broker.policies.of_topic(topic)
 
     @api.patch(
@@ -45,7 +45,7 @@ def _topic_policy_routes(api: APIRouter, broker: Broker) -> None:
     )
     @audited("policy.change", body=_SETTINGS)
     async def set_topic_policy(topic: TopicPath, request: TopicPolicy) -> PolicyInfo:
-        """Change a topic's policy. What is not named stays as it is, and null removes a setting."""
+        """Change a topic's policy. Settings that are not named stay as they are, and null removes one."""
         return await broker.policies.change_topic(topic, request.changes())
 
 
@@ -55,13 +55,13 @@ def _namespace_policy_routes(api: APIRouter, broker: Broker) -> None:
 
     @api.get(path, tags=["policies"], responses=problems(422, 503), dependencies=needed)
     async def get_namespace_policy(tenant: NamespacePart, namespace: NamespacePart) -> PolicyInfo:
-        """Get the policy of a namespace, which counts where the policies of its topics say nothing."""
+        """Get the policy of a namespace, which applies where the policies of its topics say nothing."""
         return await broker.policies.of_namespace(f"{tenant}/{namespace}")
 
     @api.patch(path, tags=["policies"], responses=problems(409, 422, 503, 504), dependencies=needed)
     @audited("policy.change", body=_SETTINGS)
     async def set_namespace_policy(tenant: NamespacePart, namespace: NamespacePart, request: TopicPolicy) -> PolicyInfo:
-        """Change the policy of a namespace. What is not named stays as it is, and null removes a setting."""
+        """Change the policy of a namespace. Settings that are not named stay as they are, and null removes one."""
         return await broker.policies.change_namespace(f"{tenant}/{namespace}", request.changes())
 
 
@@ -71,11 +71,11 @@ def _cluster_policy_routes(api: APIRouter, broker: Broker) -> None:
 
     @api.get(path, tags=["policies"], responses=problems(422, 503), dependencies=needed)
     async def get_cluster_policy() -> PolicyInfo:
-        """Get the policy of the cluster, which counts where those of topics and namespaces say nothing."""
+        """Get the policy of the cluster, which applies where those of topics and namespaces say nothing."""
         return await broker.policies.of_cluster()
 
     @api.patch(path, tags=["policies"], responses=problems(409, 422, 503, 504), dependencies=needed)
     @audited("policy.change", body=_SETTINGS)
     async def set_cluster_policy(request: TopicPolicy) -> PolicyInfo:
-        """Change the policy of the cluster. What is not named stays as it is, and null removes a setting."""
+        """Change the policy of the cluster. Settings that are not named stay as they are, and null removes one."""
         return await broker.policies.change_cluster(request.changes())

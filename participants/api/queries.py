@@ -12,7 +12,7 @@ from metatxn.wire.names import parse_page_token, place_or_time, token_or_time
 
 
 def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
-    """Parses a query parameter. A `ValueError` becomes a 422 that names the parameter."""
+    """Parse a query parameter. A `ValueError` becomes a 422 that names the parameter."""
     return BeforeValidator(lambda text: parse(text) if isinstance(text, str) else text)
 
 

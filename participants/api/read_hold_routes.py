@@ -42,7 +42,7 @@ def add_read_hold_routes(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_topic("consume")],
     )
     async def keep_read_hold(topic: TopicPath, hold_id: NamePath, request: KeepReadHoldRequest) -> ReadHoldInfo:
-        """Prolong a read hold. NOT_FOUND tells that it has ended."""
+        """Prolong a read hold. NOT_FOUND means that it has ended."""
         return await broker.read_holds.keep_alive(topic, hold_id, request.hold_ms)
 
     @api.delete(
@@ -55,6 +55,6 @@ def add_read_hold_routes(api: APIRouter, broker: Broker) -> None:
     )
     @audited("topic.unhold")
     async def release_read_hold(topic: TopicPath, hold_id: NamePath) -> Response:
-        """End a read hold. That it has ended is no error."""
+        """End a read hold. It is not an error if it has already ended."""
         await broker.read_holds.release(topic, hold_id)
         return Response(status_code=204)

@@ -260,8 +260,8 @@ def _position_route(api: APIRouter, broker: Broker) -> None:
         revision: Annotated[int, Query(ge=0, le=MAX_REVISION, description="A revision of the store.")],
         after: Annotated[Any, parsed_by(Position.parse), Query(description="A position, exclusive")] = None,
     ) -> CutAnswer:
-        """Tell of the next entries which are of transactions that were decided at a revision. Other brokers ask this to
-        move a subscription there."""
+        """Say which of the next entries belong to transactions that were decided at a revision. Other brokers ask this
+        to move a subscription there."""
         found = await broker.segment(segment)
         page = await found.reader.read_cut(after or found.ledgers.start, revision)
         runs = [(str(run.first), str(run.last), run.decided) for run in page.runs]
@@ -295,7 +295,7 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         With `sequence` a retry is recognized, so the entry is appended exactly once: sequences belong to a `writer`
         (and its transaction), or outside a transaction to a `producer`.
 
-        With `previous_sequence` it is appended only behind that one, so that a program that numbers its messages itself
+        With `previous_sequence` it is appended only after that one, so that a program that numbers its messages itself
         may send them again in other entries.
 
         The exclusive producer of the topic names its `producer_epoch`.

@@ -56,7 +56,7 @@ from participants.topic.subscriptions import Subscriptions
 
 
 def add_consumer_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
-    """Those that a consumer calls all the time."""
+    """The routes that a consumer calls all the time."""
     quick = subscription_router("subscriptions", "consume", DirectRoute)
     _add_receive_route(quick, subscriptions)
     _add_acknowledge_route(quick, broker, subscriptions)
@@ -122,8 +122,8 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
     async def seek_subscription(
         topic: TopicPath, subscription: NamePath, request: SeekRequest, caller: Caller, shown: Shown
     ) -> SeekAnswer:
-        """Move a subscription, on all segments at once: everything before the new place is acknowledged, and everything
-        after it is delivered, again or for the first time."""
+        """Move a subscription, on all segments at once: everything before the new position is acknowledged, and
+        everything after it is delivered, again or for the first time."""
         if request.force:
             caller.require("admin", topic)
         target, force = _target(request), request.force
@@ -134,7 +134,7 @@ def _add_seek_route(api: APIRouter, subscriptions: Subscriptions) -> None:
     async def preview_seek(
         topic: TopicPath, subscription: NamePath, request: SeekPreviewRequest, shown: Shown
     ) -> SeekPreview:
-        """Tell what a seek would do now, and change nothing: what would be delivered again, what never, and which open
+        """Say what a seek would do now, and change nothing: what would be delivered again, what never, and which open
         transactions it would be refused for."""
         for_s = request.for_ms / 1000 if request.for_ms is not None else None
         return await subscriptions.preview(topic, subscription, _target(request), shown, for_s=for_s)

@@ -1,4 +1,4 @@
-"""What this broker knows of a transaction. Everything that counts about it is the coordinator's to say."""
+"""What this broker knows about a transaction. Everything that matters about it is for the coordinator to say."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _Progress = Callable[[int, int], None]
 
 
 class Backups:
-    """The backups below a URL. Raises `LedgerError` for one that is none, and `NoSuchBackup` for a directory that does
-    not exist, unless it is opened `to_write`: then it is made."""
+    """The backups below a URL. Raises `LedgerError` for a text that is not one, and `NoSuchBackup` for a directory that
+    does not exist, unless it is opened `to_write`: then it is made."""
 
     def __init__(self, url: str, *, to_write: bool = False) -> None:
         if not to_write and _is_no_directory(url):
@@ -38,7 +38,7 @@ class Backups:
     async def take(
         self, store: MetadataStore, data_dirs: Sequence[Path], urls: Sequence[str], release: str, progress: _Progress
     ) -> dict[str, Any]:
-        """Returns what the new backup has, keyed by the names under which it is shown."""
+        """Take a backup. Returns what it has, keyed by the names under which it is shown."""
         async with AsyncExitStack() as stack:
             storages = [
                 *[await stack.enter_async_context(LocalStorage.open_to_read(path)) for path in data_dirs],
@@ -48,7 +48,7 @@ class Backups:
             return _shown(await taker.take())
 
     async def list(self) -> AsyncIterator[dict[str, Any]]:
-        """The backups, the oldest first; one that is damaged, or of a later release, has a member `problem`."""
+        """The backups, oldest first; one that is damaged, or of a later release, has a member `problem`."""
         for backup in await self._place.ids():
             try:
                 yield _shown(await self._place.manifest(backup))
@@ -69,7 +69,7 @@ class Backups:
         keep_open: bool,
         progress: _Progress,
     ) -> dict[str, Any]:
-        """Returns what was done, keyed by the names under which it is shown."""
+        """Restore a backup. Returns what was done, keyed by the names under which it is shown."""
         manifest = await self._place.manifest(backup)
         async with AsyncExitStack() as stack:
             storages = [
@@ -133,12 +133,12 @@ def _bucket(url: str) -> Bucket:
 
 
 def _made(data_dir: Path) -> bool:
-    """Whether anything of a storage is there, if only in part."""
+    """Whether a storage is there, if only in part."""
     return (data_dir / storage_id.FILE_NAME).exists() or (data_dir / "ledgers").exists()
 
 
 async def _made_at(url: str) -> ObjectStorage | None:
-    """The storage there, if anything of one is there."""
+    """The storage, if any part of one is there."""
     if _is_no_directory(url):
         return None
     bucket = _bucket(url)

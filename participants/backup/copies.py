@@ -89,8 +89,8 @@ class CopiedLedger:
 
     @classmethod
     async def open(cls, place: BackupPlace, copy: LedgerCopy, holds: Callable[[RawFrame], bool]) -> Self:
-        """Reads all of it once. Its entries are those from `judged_from` on that `holds` says, and all before. Raises
-        `BackupDamaged`, `StorageFailed`."""
+        """Open a copy, which is read once. Its entries are all before `judged_from`, and of the others those that
+        `holds` accepts. Raises `BackupDamaged`, `StorageFailed`."""
         every, kept = FormHeader(copy.ledger, copy.entries), array("Q")
         async for frames in frames_of_copy(place, copy):
             for frame in frames:
@@ -100,7 +100,7 @@ class CopiedLedger:
         return cls(place, copy, every, kept)
 
     async def read(self, first_entry: int, max_bytes: int, last_entry: int | None = None) -> list[RawFrame]:
-        """Of one chunk; see `ReadableLedger.read`. Raises `LedgerCorrupt`."""
+        """The frames of one chunk; see `ReadableLedger.read`. Raises `LedgerCorrupt`."""
         end = end_of_read(self._offsets, first_entry, max_bytes, last_entry)
         number = bisect_right(self._firsts, first_kept(self._offsets, first_entry)) - 1
         content = await self._content(number)

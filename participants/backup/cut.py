@@ -23,7 +23,7 @@ from metatxn.wire.frames import RawFrame
 
 
 class Cut:
-    """The transactions of a backup, as its records say."""
+    """The transactions of a backup, according to its records."""
 
     def __init__(self, records: Iterable[tuple[str, bytes]]) -> None:
         self._decided: dict[str, bool] = {}

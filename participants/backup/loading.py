@@ -1,6 +1,6 @@
 """Writing the records of a backup into an empty store.
 
-A header is decided by its second write, and everybody tells that from the number of its writes (DESIGN §5.1). So a
+A header is decided by its second write, and every process sees that from the number of its writes (DESIGN §5.1). So a
 decided one is written twice here, too. Entries of indexes come with their records.
 """
 
@@ -16,7 +16,7 @@ from metastore.txn.records.transactions import Header
 from metastore.types import Record
 
 _TOGETHER = 20
-"""A store allows so many in one apply, with checks and entries of indexes."""
+"""The records that any store allows in one apply, with checks and entries of indexes."""
 _AT_ONCE = 8
 Pair = tuple[str, bytes]
 

@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 class BackupDamaged(Exception):
-    """Something of a backup is not what was written. The backup must not be used."""
+    """A part of a backup is not what was written. The backup must not be used."""
 
 
 class BackupTooNew(Exception):
@@ -99,7 +99,7 @@ class Manifest(JsonRecord):
 
     @classmethod
     def from_bytes(cls, content: bytes, where: str) -> Self:
-        """Raises `BackupDamaged`, `BackupTooNew`."""
+        """The content of a manifest. Raises `BackupDamaged`, `BackupTooNew`."""
         head, _, body = content.partition(b"\n")
         try:
             known: Any = json.loads(head)

@@ -24,11 +24,11 @@ MANIFEST = "manifest"
 
 
 class NoSuchBackup(Exception):
-    """There is no complete backup of this name, or none at all."""
+    """There is no complete backup with this name, or none at all."""
 
 
 class BackupPlace:
-    """Raises `StorageFailed` of the object store everywhere."""
+    """The place of backups. Everything raises `StorageFailed` of the object store."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -36,12 +36,12 @@ class BackupPlace:
     # -- backups -------------------------------------------------------------------------------------------------
 
     async def ids(self) -> list[str]:
-        """The complete backups, the oldest first."""
+        """The complete backups, oldest first."""
         names = await self._bucket.sizes(_BACKUPS)
         return sorted(name.split("/")[1] for name in names if name.endswith(f"/{MANIFEST}"))
 
     async def manifest(self, backup: str | None = None) -> Manifest:
-        """That of the latest backup, or of this one. Raises `NoSuchBackup`, `BackupDamaged`, `BackupTooNew`."""
+        """The manifest of the latest backup, or of this one. Raises `NoSuchBackup`, `BackupDamaged`, `BackupTooNew`."""
         if backup is None:
             ids = await self.ids()
             if not ids:
@@ -54,7 +54,7 @@ class BackupPlace:
             raise NoSuchBackup(f"there is no backup {backup} here") from None
 
     async def complete(self, manifest: Manifest) -> None:
-        """The backup counts from now on. Raises `FileExistsError` if there is another one of this name.
+        """Make the backup count from now on. Raises `FileExistsError` if there is another one with this name.
 
         If the answer is lost, or the library has repeated the put, the manifest that is there is this one.
         """
@@ -75,7 +75,7 @@ class BackupPlace:
     # -- records -------------------------------------------------------------------------------------------------
 
     async def begin(self, backup: str, first_page: bytes) -> bool:
-        """Put the first page of a new backup; False if another one of this name was begun."""
+        """Put the first page of a new backup; False if another one with this name was begun."""
         name = f"{_BACKUPS}/{backup}/records.0"
         try:
             await self._bucket.create(name, first_page)

@@ -1,5 +1,5 @@
 """The records of a store as lines of JSON, `{"key": …, "value": …}`: people can read them, with `value_base64` for what
-is no text."""
+is not text."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ _OF_PROCESSES = (
     paths.READ_HOLDS,
     paths.GROUP_COMMIT_MARKERS,
 )
-"""What processes have said of themselves, and what readers hold. They are gone."""
+"""The records of what processes said about themselves, and of what readers held. These are gone."""
 _OWN = (paths.INCARNATION, paths.VERSION, paths.GC_HORIZON)
-"""What is made anew here."""
+"""The records that are made anew here."""
 
 log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class ClockBehind(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`left_out` is how many entries were newer than the backup."""
+    """What a restore did. `left_out` is how many entries were newer than the backup."""
 
     incarnation: str
     records: int
@@ -105,8 +105,8 @@ async def is_begun(
 
 
 class BackupRestorer:
-    """Into `store` and `storages`, over which the segments of the former storages are divided. `progress` is told how
-    many bytes of ledgers and records were written, and how many there are."""
+    """Restore into `store` and `storages`, over which the segments of the former storages are divided. `progress` is
+    told how many bytes of ledgers and records were written, and how many there are."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class BackupRestorer:
         return await RestoredTransactions(self._store, now_ms, 0, None).decide(TxnState.ABORTED)
 
     async def _finish(self, marked: Record, incarnation: Incarnation, collected_ms: int) -> None:
-        """Snapshots of before are refused, because revisions begin anew. The release that restores is the one that
+        """Refuse earlier snapshots, because revisions begin anew. The release that restores is the one that
         serves."""
         revision = await self._store.current_revision()
         batch = self._store.batch()
@@ -230,14 +230,14 @@ class BackupRestorer:
 
 
 def _storages_of(records: Iterable[Pair]) -> list[str]:
-    """Those that had segments or ledgers."""
+    """The storages that had segments or ledgers."""
     segments = [SegmentRecord.decode(value) for key, value in records if key.startswith(paths.SEGMENTS)]
     ledgers = [ledger.storage for record in segments for ledger in record.ledgers]
     return sorted({*ledgers, *(record.storage for record in segments)})
 
 
 def _horizon_ms(records: Iterable[Pair]) -> int:
-    """When the latest decision was made that is collected; 0 if nothing is."""
+    """When the latest collected decision was made; 0 if none is collected."""
     found = [GcHorizon.decode(value).finalized_ms for key, value in records if key == paths.GC_HORIZON]
     return next((ms for ms in found if ms is not None), 0)
 
@@ -257,7 +257,8 @@ async def _as_here(key: str, value: bytes, here: Here, to: Mapping[str, LedgerSt
 async def _segment_here(
     segment: str, record: SegmentRecord, here: Here, to: Mapping[str, LedgerStorage]
 ) -> SegmentRecord:
-    """With all ledgers sealed; where messages have offsets, those of a ledger that was open follow the others."""
+    """The segment with all ledgers sealed; where messages have offsets, those of a ledger that was open follow the
+    others."""
     ledgers, next_offset = [], record.next_offset
     for ledger in record.ledgers if record.state != "deleted" else ():
         written = here[segment, ledger.id]

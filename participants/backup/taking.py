@@ -42,7 +42,7 @@ from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerStorag
 
 CHUNK_BYTES = 8 << 20
 _AT_ONCE = 4
-"""So many ledgers are copied at the same time."""
+"""The number of ledgers that are copied at the same time."""
 _ATTEMPTS = 5
 WAIT_SECONDS = 30
 """A broker that has not cleaned up after a committed transaction by then does not run, or cannot open the segment."""
@@ -64,7 +64,7 @@ class BackupOvertaken(Exception):
 
 
 class _AgainError(Exception):
-    """What was read is not of one revision."""
+    """What was read does not belong to one revision."""
 
 
 class BackupTaker:
@@ -119,7 +119,7 @@ class BackupTaker:
     # -- the ledgers ---------------------------------------------------------------------------------------------
 
     async def _copied_so_far(self, known: Mapping[Key, LedgerCopy]) -> dict[Key, LedgerCopy]:
-        """Everything that is there now, without a cut: what disappears meanwhile is left out."""
+        """Copy everything that is there now, without a cut: what disappears meanwhile is left out."""
         named = [each async for each in self._segments()]
 
         async def copied(segment: str, record: LedgerRecord) -> LedgerCopy | None:
@@ -139,7 +139,7 @@ class BackupTaker:
 
     async def _until_drained(self, records: Sequence[Record]) -> None:
         """Wait until no append is under way any more that belongs to a transaction which these records commit: brokers
-        delete its operations on a segment only behind that (§5.5)."""
+        delete its operations on a segment only after that (§5.5)."""
         left = _not_cleaned_up(records)
         backoff, time = Backoff(), asyncio.get_running_loop().time
         until = time() + WAIT_SECONDS
@@ -187,7 +187,7 @@ class BackupTaker:
         )
 
     async def _copy(self, segment: str, record: LedgerRecord, known: Mapping[Key, LedgerCopy]) -> LedgerCopy:
-        """Copy a ledger as far as it is there now, but for what `known` has of it."""
+        """Copy a ledger as far as it is there now, except what `known` has of it."""
         storage = self._storages.get(record.storage)
         if storage is None:
             raise NotCovered(
@@ -220,7 +220,7 @@ class BackupTaker:
             return await self._with_hidden(storage, copy, record)
 
     async def _with_chunks(self, copy: LedgerCopy, ledger: SealedLedger, earlier: LedgerCopy | None) -> LedgerCopy:
-        """Those of an earlier copy count as far as they could not change any more."""
+        """The chunks of an earlier copy count as far as they could no longer change."""
         old = earlier.chunks if earlier is not None else ()
         chunks = [chunk for chunk in old if earlier is not None and chunk.end <= earlier.settled]
         at = chunks[-1].end if chunks else 0

@@ -28,7 +28,7 @@ TTL_MS = 10_000
 
 
 class Announcement:
-    """Use `start` and `stop`."""
+    """The announcement of a broker. Use `start` and `stop`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Announcement:
         self._clock = clock
         self._record: Ephemeral | None = None
         self._announced: bool | None = None
-        """What the record says of a drain; None if that is not known."""
+        """What the record says about a drain; None if that is not known."""
         self._kafka: str | None = None
         self._turn = asyncio.Lock()
         self._changing: set[asyncio.Task[None]] = set()
@@ -65,15 +65,15 @@ class Announcement:
             await self._announce(self.draining)
 
     async def drain(self) -> None:
-        """Idempotent. Raises the store's errors: then the others may see it or not."""
+        """Begin a drain. Idempotent. Raises the store's errors: then the others may see it or not."""
         await self._change(draining=True)
 
     async def undrain(self) -> None:
-        """As `drain`."""
+        """End a drain. Raises as `drain` does."""
         await self._change(draining=False)
 
     async def name_kafka(self, address: str | None) -> None:
-        """Tell where Kafka's clients reach this broker, or that they do not. Raises as `drain`."""
+        """Tell where Kafka's clients reach this broker, or that they do not. Raises as `drain` does."""
         await self._to_its_end(self._named(address))
 
     async def stop(self) -> None:
@@ -88,7 +88,7 @@ class Announcement:
         await self._to_its_end(self._changed(draining))
 
     async def _to_its_end(self, change: Coroutine[Any, Any, None]) -> None:
-        """Also if the caller does not wait for it: a record that nobody knows of could not be replaced."""
+        """Put the announcement, also if the caller does not wait for it: an unknown record could not be replaced."""
         task = asyncio.create_task(change, name="announcement")
         self._changing.add(task)
         task.add_done_callback(self._looked_at)

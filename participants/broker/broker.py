@@ -111,7 +111,7 @@ class Broker:
     ) -> None:
         self.store = store
         self.listeners = dict(listeners or {})
-        """Its addresses for clients elsewhere, by the names of the listeners that they use."""
+        """The broker's addresses for clients elsewhere, by the names of the listeners that they use."""
         self.version = cluster_version or ClusterVersion()
         self.topics = Topics(store, self.version)
         self.policies = Policies(store, self.topics, self.version)
@@ -139,7 +139,7 @@ class Broker:
         self._why_not: dict[str, str] = {}
         self._deleted: set[str] = set()
         self._ended_before: set[str] = set()
-        """The deleted segments of this storage of which something was left at the last reconcile."""
+        """The deleted segments of this storage that were not completely gone at the last reconcile."""
         self._unknown: list[str] = []
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._topic_cache: dict[str, TopicRecord] = {}
@@ -150,7 +150,7 @@ class Broker:
         self.authorization = f"Bearer {peer_token}" if peer_token else None
         """The token that this broker shows to others when it does not act for a caller, or None."""
         self.principal = principal
-        """As whom it does so: the owner of its own transactions, or None without authentication."""
+        """The principal of that token: the owner of its own transactions, or None without authentication."""
         self._exit = AsyncExitStack()
         self._background: list[asyncio.Task[None]] = []
         self._resyncs_counted = 0
@@ -188,7 +188,7 @@ class Broker:
         )
 
     def attach(self, upkeep: Upkeep) -> None:
-        """Must be called before `start`."""
+        """Attach the upkeep. Must be called before `start`."""
         self._upkeep = upkeep
 
     @property
@@ -283,7 +283,8 @@ class Broker:
             segment.lose(why)
 
     def look_at_traffic(self) -> None:
-        """To be called `MINUTE_IN_LOOKS` times a minute, so that each segment knows what went through it lately."""
+        """Look at the traffic. Called `MINUTE_IN_LOOKS` times a minute, so that each segment knows what went through it
+        lately."""
         for segment in self._segments.values():
             segment.traffic.look()
 
@@ -331,7 +332,7 @@ class Broker:
         return await removed_segment(self.store, stored.topic, segment_id) if stored is not None else None
 
     def finish_later(self, segment_id: str) -> None:
-        """What is left of this segment, which is deleted or removed, is deleted by the next reconcile."""
+        """Have the next reconcile delete what is left of this segment, which is deleted or removed."""
         self._deleted.add(segment_id)
 
     def finished(self, segment_id: str) -> None:
@@ -385,8 +386,8 @@ class Broker:
         await self.until_opened(list(self._keepers))
 
     async def until_opened(self, segment_ids: Iterable[str]) -> None:
-        """Own these segments, if nobody does yet. Returns once they serve, have failed once, or are gone. It waits at
-        most `TAKEN_WITHIN_S` for segments that other brokers take."""
+        """Own these segments, if no broker does yet. Returns once they serve, have failed once, or are gone. It waits
+        at most `TAKEN_WITHIN_S` for segments that other brokers take."""
         wanted = list(segment_ids)
         if self._placement is not None:
             await self._until_owned(wanted, self._placement)
@@ -451,7 +452,7 @@ class Broker:
 
     def _owned(self, segment_id: str) -> None:
         """A segment was taken. If it is new, another broker has changed the layout of the topic; or it is the child of
-        a split in progress here, which is not shown to anybody before all children serve (`_learn_topic`)."""
+        a split in progress here, which is not shown before all children serve (`_learn_topic`)."""
         name = topic_of_segment(segment_id)
         ending_here = any(each.is_ending and each.record.topic == name for each in self._segments.values())
         if not self._knows(name, segment_id) and not ending_here:
@@ -501,7 +502,7 @@ class Broker:
                 try:
                     await self._learn_topic(segment_id, segment.record)
                 except BaseException:
-                    await segment.close()  # nobody else knows it, so nobody else would close it
+                    await segment.close()  # nothing else knows it, so nothing else would close it
                     raise
                 self._segments[segment_id] = segment
                 self.metrics.segments_opened.inc()
@@ -541,7 +542,7 @@ class Broker:
             await self.measure()
 
     async def measure(self) -> None:
-        """Look how full the disk is."""
+        """Measure how full the disk is."""
         refused = self.watermark.refusal
         try:
             space = await self.storage.space()

@@ -1,4 +1,4 @@
-"""What a drain of a broker means to those who ask it: how far it is, where new topics go, and who is asked."""
+"""What a drain of a broker means to its clients: how far it is, where new topics go, and which broker to ask."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def broker_info(broker: Broker, listener: str | None = None) -> BrokerInfo:
 
 
 def segments_page(broker: Broker, after: str, limit: int) -> BrokerSegmentPage:
-    """Those whose names are greater than `after`, in their order."""
+    """The segments whose names are greater than `after`, in their order."""
     names = heapq.nsmallest(limit + 1, (name for name in broker.kept if name > after))
     why, served = broker.not_ready, broker.served
     items = [_segment(name, served.get(name), why.get(name)) for name in names[:limit]]
@@ -48,7 +48,7 @@ def _segment(name: str, segment: Segment | None, why: str | None) -> BrokerSegme
 
 
 def _lacks(broker: Broker) -> str | None:
-    """Why its segments cannot go, if that is so."""
+    """Why the broker's segments cannot go, if that is so."""
     if broker.storage.exclusive:
         return "its segments are in local files and stay; it takes no new topics"
     if not broker.can_leave:
@@ -57,7 +57,7 @@ def _lacks(broker: Broker) -> str | None:
 
 
 async def assert_asked(broker: Broker, broker_id: str) -> None:
-    """Raises NOT_OWNER with the broker of this id, or NOT_FOUND if there is none."""
+    """Send the caller elsewhere: raises NOT_OWNER with the broker of this id, or NOT_FOUND if there is none."""
     if broker_id == broker.id:
         return
     known = await _announced(broker)

@@ -103,8 +103,8 @@ class RemoteSegment:
         return self.record.trimmed_up_to or Position(0, -1)
 
     def ended_at(self, position: Position) -> bool:
-        """Nothing is after `position`, and nothing will be. The end of a page of the owner does not tell this, because
-        it may be the horizon of an undecided transaction."""
+        """Whether nothing is after `position`, and nothing will be. The end of a page of the owner does not tell this,
+        because it may be the horizon of an undecided transaction."""
         ends = [ledger.last for ledger in self.record.ledgers]
         return self.record.state == "sealed" and all(end is not None and position >= end for end in ends)
 
@@ -130,7 +130,7 @@ class RemoteSegment:
     async def read(
         self, after: Position, max_bytes: int, isolation: Isolation, revision: Revision | None, wait_s: float = 0
     ) -> Page:
-        """With `wait_s`, wait for the first visible entry."""
+        """Read a page. With `wait_s`, wait for the first visible entry."""
         params = {
             "after": str(after),
             "max_bytes": max_bytes,
@@ -198,7 +198,7 @@ def _unavailable(what: str, reason: str) -> errors.MetatxnError:
 
 
 def _unanswered(what: str, reason: str, reads: bool) -> errors.MetatxnError:
-    """A read has certainly changed nothing. The effect of any other request is unknown."""
+    """The error for a lost answer. A read has certainly changed nothing; the effect of any other request is unknown."""
     if reads:
         return _unavailable(what, reason)
     return errors.OutcomeUnknown(
@@ -209,7 +209,7 @@ def _unanswered(what: str, reason: str, reads: bool) -> errors.MetatxnError:
 
 
 def _problem_of(answer: Answer) -> errors.MetatxnError | None:
-    """None when it is not an answer of a broker."""
+    """The error in an answer; None if it is not an answer of a broker."""
     try:
         problem = Problem.model_validate_json(answer.body)
     except ValueError:

@@ -2,7 +2,7 @@
 
 Every broker decides this for itself, by the announcements that it sees in the store, and acts on its own segments only:
 
-    nobody owns it, or its owner is no longer announced     the wanted broker takes it
+    it has no owner, or that is no longer announced        the wanted broker takes it
     it is ours, and another broker is wanted                we drain it and release the record, and that broker takes it
     the record says that it is ours, and we do not have it  the same, with nothing to drain: a claim of ours has
                                                             landed after we had given up
@@ -41,9 +41,9 @@ from metastore.watches import Mirror
 from participants.common.signal import Signal
 
 SETTLE_MS = 2_000
-"""How long the announcements must stand still before a segment moves away from an owner."""
+"""How long the announcements must stay the same before a segment moves away from an owner."""
 TAKEN_WITHIN_S = 10.0
-"""How long a segment that was given up holds the next ones back while nobody takes it."""
+"""How long a segment that was given up holds the next ones back while no broker takes it."""
 _LOOK_EVERY_S = 1.0
 _MOVES_AT_ONCE = 2
 _MOVES_OF_A_DRAIN = 8
@@ -100,7 +100,7 @@ class Placement:
         """The segments whose ledgers are in this storage. The set is maintained by events, because reading every record
         each time would be slow."""
         self.ended: set[str] = set()
-        """The deleted segments of this storage of which something is left."""
+        """The deleted segments of this storage that are not completely gone."""
         self.changed = Signal()
         """Set when something was announced, taken or created."""
         self.moved = Signal()
@@ -141,7 +141,7 @@ class Placement:
 
     @property
     def moving(self) -> bool:
-        """Whether segments are being given up, or were and nobody has taken them yet."""
+        """Whether segments are being given up, or were and no broker has taken them yet."""
         return bool(self._moving)
 
     def owner(self, segment_id: str) -> OwnerRecord | None:
@@ -264,7 +264,7 @@ class Placement:
             del self._moving[segment_id]
 
     async def _hand_over(self, segment_id: str) -> None:
-        """Returns once another broker has taken it, or does not do so in time."""
+        """Wait until another broker has taken it, or has not done so in time."""
         await self._give_up(segment_id)
         if segment_id in self._kept():
             return  # it is still being opened; it can move later
@@ -275,7 +275,7 @@ class Placement:
         asyncio.get_running_loop().call_soon(self.changed.notify)  # the next one moves
 
     def _is_left_alone(self, segment_id: str) -> bool:
-        """Nobody has taken it yet, as far as is known here."""
+        """Whether no broker has taken it yet, as far as is known here."""
         owner = self.owner(segment_id)
         is_taken = owner is not None and owner.broker != self._broker
         return segment_id in self._of_storage and segment_id not in self._kept() and not is_taken

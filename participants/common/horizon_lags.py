@@ -1,6 +1,6 @@
 """How many durable entries readers may not see yet, of each segment that a broker serves.
 
-Segments tell it in a plain table, and a scrape reads that. The number of series is bounded: the segments whose readers
+Segments write it to a plain table, and a scrape reads that. The number of series is bounded: the segments whose readers
 are furthest behind have series of their own, and all others share one, with the sum of theirs.
 """
 
@@ -27,7 +27,7 @@ class HorizonLags(Collector):
         registry.register(self)
 
     def tell(self, segment: str, entries: int) -> None:
-        """Readers of the segment may not see so many entries, from now on."""
+        """Readers of the segment may not see this many entries, from now on."""
         self._entries[segment] = entries
 
     def forget(self, segment: str) -> None:

@@ -68,7 +68,7 @@ class SegmentTraffic(TopicTraffic):
         self._topic.went_out(messages, size_bytes, entries)
 
     def redelivered(self, messages: int) -> None:
-        """So many messages were given to a consumer that had been given before."""
+        """This many messages were given to a consumer again."""
         self.redeliveries += messages
         self._topic.redeliveries += messages
 
@@ -112,7 +112,7 @@ class Traffic(Collector):
         registry.register(self)
 
     def of(self, topic: str) -> TopicTraffic:
-        """Where to count for this topic, from now on."""
+        """The counts of this topic, from now on."""
         found = self._topics.get(topic)
         if found is None:
             name = topic if len(self._topics) < MAX_TOPICS else OTHERS

@@ -27,13 +27,13 @@ class SegmentWork:
     last_ms: int | None = None
     effective_ms: int | None = None
     acks: dict[str, int] = field(default_factory=dict)
-    """By subscription, the number of acknowledgements."""
+    """The number of acknowledgements, by subscription."""
     acks_effective_ms: dict[str, int] = field(default_factory=dict)
-    """By subscription, when the decision took effect for these."""
+    """When the decision took effect for these, by subscription."""
 
 
 class RecentWork:
-    """Used on the event loop of the broker."""
+    """The work of transactions at this broker. Used on its event loop."""
 
     def __init__(self) -> None:
         self._work: OrderedDict[TxnId, dict[str, SegmentWork]] = OrderedDict()
@@ -48,7 +48,7 @@ class RecentWork:
         self._seen(work, now_ms)
 
     def acknowledged(self, txn_id: TxnId, segment: str, subscription: str, number: int, now_ms: int) -> None:
-        """So many acknowledgements are stored, and take effect with the commit."""
+        """This many acknowledgements are stored, and take effect with the commit."""
         work = self._at(txn_id, segment)
         work.acks[subscription] = work.acks.get(subscription, 0) + number
         self._seen(work, now_ms)
@@ -60,13 +60,13 @@ class RecentWork:
             work.effective_ms = now_ms
 
     def acks_took_effect(self, txn_id: TxnId, segment: str, subscription: str, now_ms: int) -> None:
-        """What was acknowledged is behind the subscription, or is delivered again."""
+        """The decision took effect: what was acknowledged is behind the subscription, or is delivered again."""
         work = self._work.get(txn_id, {}).get(segment)
         if work is not None and subscription in work.acks:
             work.acks_effective_ms.setdefault(subscription, now_ms)
 
     def of(self, txn_id: TxnId) -> dict[str, SegmentWork]:
-        """By segment."""
+        """The work of a transaction, by segment."""
         return self._work.get(txn_id, {})
 
     def _seen(self, work: SegmentWork, now_ms: int) -> None:

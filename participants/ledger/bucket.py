@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # it exists for type checkers only
 
 _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _PATIENT_RETRY: RetryConfig = {"max_retries": 12, "retry_timeout": timedelta(minutes=1)}
-"""For a command that makes thousands of requests, of which none may fail: a backup reads each entry of a ledger that is
-not sealed by one. Nobody waits for a single one of them, as clients of a broker do."""
+"""The retries of a command that makes thousands of requests, none of which may fail: a backup reads each entry of a
+ledger that is not sealed by one. No one waits for a single one of them, as clients of a broker do."""
 _LIST_CHUNK = 1000
 
 
@@ -114,7 +114,7 @@ class Bucket:
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects. Those that do not exist are no error. Raises `StorageFailed`."""
+        """Delete objects. It is not an error if some do not exist. Raises `StorageFailed`."""
         for name in names:
             try:
                 with _failures(f"cannot delete {name}"):
@@ -124,7 +124,8 @@ class Bucket:
 
 
 def _sync_file(root: Path, name: str) -> None:
-    """With the directory that has the root, because that may be new, too. Who may not read it has not made the root."""
+    """Sync directories, with the one that has the root, which may be new, too. A process that may not read it has not
+    made the root."""
     path = root / name
     for each in (path, *path.parents):
         if each == root.parent and not os.access(each, os.R_OK):

@@ -27,7 +27,7 @@ class Disk:
         return DirectoryLock(path)
 
     def space(self, path: Path) -> Space:
-        """Of the file system of `path`. What only its administrator may use is not counted, as `df` does."""
+        """The space of the file system of `path`. What only its administrator may use is not counted, as in `df`."""
         found = os.statvfs(path)
         used = (found.f_blocks - found.f_bfree) * found.f_frsize
         return Space(used, used + found.f_bavail * found.f_frsize)

@@ -2,7 +2,7 @@
 
     offset  size  field
          0     8  magic    "mtxnform"
-         8     4  crc      CRC-32 of everything behind it, up to the frames
+         8     4  crc      CRC-32 of everything after it, up to the frames
         12     1  version  1
         13     8  ledger   its number; little-endian, as all numbers
         21     8  entries  of the ledger, with those that are left out
@@ -38,7 +38,7 @@ _HEAD = struct.Struct("<BQQQI")
 _CRC_AT = len(_MAGIC)
 _BODY_AT = _CRC_AT + _CRC.size
 FORM_HEAD_BYTES = _BODY_AT + _HEAD.size
-"""So many bytes say how long the whole header is."""
+"""The number of bytes that say how long the whole header is."""
 
 
 class FormDamaged(Exception):
@@ -47,7 +47,7 @@ class FormDamaged(Exception):
 
 class Form(NamedTuple):
     """The name of a form: the generation of the owner that wrote it, and which one of this owner it is. A later form
-    has a higher name, whoever wrote it."""
+    has a higher name, whichever owner wrote it."""
 
     generation: int
     number: int
@@ -63,8 +63,8 @@ class Form(NamedTuple):
 
 @dataclass(slots=True)
 class FormHeader:
-    """`ends` are where the frames of the `kept` entries end. `firsts` are the first entries of the objects that hold
-    them, if objects do."""
+    """The header of a form. `ends` are where the frames of the `kept` entries end. `firsts` are the first entries of
+    the objects that hold them, if objects do."""
 
     ledger: int
     entries: int
@@ -98,7 +98,7 @@ class FormHeader:
 
     @classmethod
     def decode(cls, content: bytes, ledger: int, entries: int | None) -> Self:
-        """The header of a form of this ledger, which has so many entries, if that is known. Raises `FormDamaged` for
+        """The header of a form of this ledger, which has this many entries, if that is known. Raises `FormDamaged` for
         anything else."""
         try:
             found = cls._decode(content)
@@ -131,7 +131,7 @@ class FormHeader:
 
 
 def header_bytes(kept: int, parts: int = 0) -> int:
-    """The size of the header of a form with so many entries in so many objects."""
+    """The size of the header of a form with these numbers of entries and objects."""
     return FORM_HEAD_BYTES + 8 * (2 * kept + parts)
 
 

@@ -2,7 +2,7 @@
 
     offset  size  field
          0     8  magic         "mtxnhide"
-         8     4  crc           CRC-32 of everything behind it
+         8     4  crc           CRC-32 of everything after it
         12     1  version       1
         13     8  ledger        its number; little-endian, as all numbers
         21     8  entries       of the ledger
@@ -82,7 +82,7 @@ class HiddenRanges:
 
     @property
     def size_bytes(self) -> int:
-        """The memory that it takes, about."""
+        """About how much memory it takes."""
         return 200 + 2 * self._firsts.itemsize * len(self._firsts)
 
 
@@ -118,7 +118,7 @@ class HiddenIndex:
 
 
 def _body(content: bytes, ledger: int, entries: int) -> memoryview:
-    """What follows the CRC. Raises `ValueError` unless it is of this ledger, and `struct.error`."""
+    """Decode what follows the CRC. Raises `ValueError` unless it is of this ledger, and `struct.error`."""
     body = memoryview(content)[_BODY_AT:]
     if content[:_CRC_AT] != _MAGIC:
         raise ValueError("it is not an index of hidden entries")

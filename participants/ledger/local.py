@@ -262,7 +262,7 @@ class LocalStorage(LedgerStorage):
         await self._writers.close()
         await self._workers.close()
         self._files.stop_reading()
-        # This comes last: while a thread may still write, nobody else may open this storage.
+        # This comes last: while a thread may still write, no other process may open this storage.
         if self._lock is not None:
             self._lock.close()
 

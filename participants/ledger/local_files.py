@@ -34,7 +34,7 @@ _FORM = re.compile(r"(\d+)\.form\.(\d+\.\d+)(\.tmp)?")
 
 
 class LedgerFiles:
-    """All methods block, and raise the errors of `storage.LedgerStorage`."""
+    """The files of local ledgers. All methods block, and raise the errors of `storage.LedgerStorage`."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self.disk = disk
@@ -76,7 +76,7 @@ class LedgerFiles:
             return fd
 
     def stop_reading(self) -> None:
-        """Close the files that are kept open. Call this once nobody reads any more."""
+        """Close the files that are kept open. Call this when no reads are left."""
         self._read.close()
 
     def close(self, fd: int) -> None:
@@ -156,7 +156,7 @@ class LedgerFiles:
             return whole_frames(self.disk, fd, ledger)
 
     def open_form(self, segment: str, ledger: int, entries: int | None, form: Form) -> array[int]:
-        """Where the entries lie in the file of a form. None: it is not known how many the ledger has."""
+        """The places of the entries in the file of a form. None: it is not known how many the ledger has."""
         path = form_path(self.path(segment, ledger), form)
         with (
             device_errors(f"cannot open form {form} of ledger {ledger} of {segment}"),
@@ -181,7 +181,7 @@ class LedgerFiles:
             write_all(self.disk, fd, content, offset)
 
     def finish_form(self, segment: str, ledger: int, form: Form, header: bytes) -> None:
-        """The draft becomes the form, once all frames are in it."""
+        """Turn the draft into the form, once all frames are in it."""
         path = self.path(segment, ledger)
         with self._exclusive(segment), device_errors(f"cannot write form {form} of ledger {ledger} of {segment}"):
             if not self._is_there(path):

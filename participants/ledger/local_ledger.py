@@ -95,8 +95,8 @@ class LocalSealedLedger(_LocalLedger, SealedLedger):
 
 
 class LocalOpenLedger(_LocalLedger, QueuedLedger):
-    """One group is written at a time, in a thread, by one write and one sync. Appends that arrive meanwhile form the
-    next group.
+    """An open ledger. One group is written at a time, in a thread, by one write and one sync. Appends that arrive
+    meanwhile form the next group.
 
     The `durable` of a frame is the entry with which its group begins, because groups do not overlap; recovery relies on
     this.

@@ -228,7 +228,7 @@ class ObjectOpenLedger(_ObjectLedger, QueuedLedger):
         seal: Callable[[ObjectIndex], Awaitable[ObjectIndex]],
         on_ended: Callable[[ObjectOpenLedger], None],
     ) -> None:
-        """`seal` reads the objects after the known durable ones, and creates the fence."""
+        """An open ledger. `seal` reads the objects after the known durable ones, and creates the fence."""
         _ObjectLedger.__init__(self, reach, segment, ledger)
         QueuedLedger.__init__(self, segment, ledger, metrics)
         self._token = token

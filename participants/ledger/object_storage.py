@@ -154,7 +154,7 @@ class ObjectStorage(LedgerStorage):
         return await self._checked(segment, ledger, index)
 
     async def look(self, segment: str, ledger: int) -> GrowingLedger:
-        """An object never changes, so neither does an entry that is there."""
+        """The entries of a ledger now. An object never changes, so neither does an entry that is there."""
         self._reach.check_open()
         index = await self._stored_index(segment, ledger)
         if index is None:
@@ -180,7 +180,8 @@ class ObjectStorage(LedgerStorage):
         kept: Sequence[int],
         pace: Callable[[int], Awaitable[None]],
     ) -> SealedLedger:
-        """A ledger that is deleted meanwhile may leave these objects behind. They do not count as a ledger."""
+        """Write a form. A ledger that is deleted meanwhile may leave these objects behind, which do not count as a
+        ledger."""
         self._reach.check_open()
         token = await self._start(segment, ledger.id)
         header, part = FormHeader(ledger.id, ledger.entries), _Part()
@@ -219,7 +220,8 @@ class ObjectStorage(LedgerStorage):
         await self._bucket.delete(old)
 
     async def write_hidden(self, segment: str, generation: int, index: HiddenIndex) -> None:
-        """A ledger that is deleted meanwhile may leave this object behind. It does not count as a ledger."""
+        """Write an index. A ledger that is deleted meanwhile may leave this object behind, which does not count as a
+        ledger."""
         self._reach.check_open()
         await self._start(segment, index.ledger)
         content = await self._reach.workers.run(index.encode)
@@ -238,7 +240,7 @@ class ObjectStorage(LedgerStorage):
         return await self._reach.workers.run(checked_hidden, content, ledger, entries)
 
     async def delete(self, segment: str, ledger: int) -> None:
-        """Delete all objects but the fence. A ledger without a fence gets one first."""
+        """Delete all objects except the fence. A ledger without a fence gets one first."""
         self._reach.check_open()
         mine = self._open.get((segment, ledger))
         if mine is not None:
@@ -288,7 +290,7 @@ class ObjectStorage(LedgerStorage):
                     await self._bucket.move(object_, f"aside/{name}/{object_.removeprefix(f'{LEDGERS}/')}")
 
     async def space(self) -> None:
-        """A bucket has no end."""
+        """No disk usage: a bucket has no end."""
 
     async def read_note(self, name: str) -> bytes | None:
         self._reach.check_open()

@@ -11,7 +11,7 @@
 
     offset  size  field
          0     8  magic      "mtxnobj1"
-         8     4  crc        CRC-32 of the 33 bytes behind it
+         8     4  crc        CRC-32 of the 33 bytes after it
         12     1  kind       0 start, 1 frames, 2 fence
         13    16  token      who wrote it: one per opening of a ledger, and per fence
         29     8  first      number of the first entry in it; little-endian, as all numbers
@@ -116,7 +116,7 @@ def form_part_name(segment: str, ledger: int, form: Form, number: int) -> str:
 
 
 class NameTaken(Exception):
-    """Another writer has put an object of that name."""
+    """Another writer has put an object with that name."""
 
 
 async def put_once(bucket: Bucket, name: str, content: bytes, token: bytes) -> None:
@@ -165,8 +165,8 @@ class ObjectExtent:
 
 @dataclass(slots=True)
 class ObjectIndex:
-    """`offsets` are as in a local ledger, as if the frames of all objects were in one file. `firsts[n]` is the first
-    entry of object n + 1."""
+    """The index of a ledger. `offsets` are as in a local ledger, as if the frames of all objects were in one file.
+    `firsts[n]` is the first entry of object n + 1."""
 
     offsets: array[int] = field(default_factory=new_offsets)
     firsts: array[int] = field(default_factory=lambda: array("Q"))

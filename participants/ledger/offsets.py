@@ -1,6 +1,6 @@
 """Offsets of messages, in the segments of topics with the format `kafka` (DESIGN §5.20).
 
-An entry there is a record batch of Kafka's, whose first eight bytes are the offset of its first message; the batch's
+An entry there is a Kafka record batch, whose first eight bytes are the offset of its first message; the batch's
 own checksum does not cover them. They are stamped when the append begins, so the stored bytes are final.
 """
 
@@ -25,7 +25,7 @@ def stamped(payload: bytes | memoryview, offset: int) -> bytes | memoryview:
 
 
 def first_offset(frame: Frame) -> int:
-    """The offset of the first message of a stored batch. Raises `LedgerCorrupt` if it is none."""
+    """The offset of the first message of a stored batch. Raises `LedgerCorrupt` if it is not one."""
     if frame.kind is not PayloadKind.KAFKA:
         raise LedgerCorrupt(f"entry {frame.position} is not a batch with offsets")
     (offset,) = _OFFSET.unpack_from(frame.payload)
@@ -33,12 +33,12 @@ def first_offset(frame: Frame) -> int:
 
 
 def offset_after(frame: Frame) -> int:
-    """The offset behind the last message of a stored batch."""
+    """The offset after the last message of a stored batch."""
     return first_offset(frame) + frame.count
 
 
 async def end_offset(ledger: ReadableLedger, first: int) -> int:
-    """The offset behind the last entry that is there in a ledger whose first offset is `first`. Raises as `read`."""
+    """The offset after the last entry that is there in a ledger whose first offset is `first`. Raises as `read`."""
     if ledger.last_kept < 0:
         return first
     (frame,) = await ledger.read(ledger.last_kept, 1)
@@ -57,16 +57,16 @@ class OpenOffsets:
         self._ends = array("q")
 
     def after(self, entry: int) -> int:
-        """The offset behind this entry; -1 is the place before the first one."""
+        """The offset after this entry; -1 is the place before the first one."""
         return self._ends[entry] if entry >= 0 else self.first
 
     def entry_with(self, offset: int) -> int:
-        """The first entry with a message at `offset`, which is not before this ledger, or behind it."""
+        """The first entry with a message at `offset`, which is not before this ledger, or after it."""
         return bisect.bisect_right(self._ends, offset)
 
     def take(self, entry: int, count: int) -> int:
         """The first offset of `entry`, which is appended next and has `count` messages. All that was taken for it, or
-        for entries behind it, is forgotten."""
+        for entries after it, is forgotten."""
         del self._ends[entry:]
         first = self.after(entry - 1)
         self._ends.append(first + count)

@@ -2,7 +2,7 @@
 
     offset  size  field
          0     8  magic     "mtxnseal"
-         8     4  crc       CRC-32 of everything behind it
+         8     4  crc       CRC-32 of everything after it
         12     8  × (entries + 1): where each frame begins, and where the last one ends; little-endian
 
 It is written after the ledger itself is durable. With it, opening a sealed ledger reads no frames, and a ledger that

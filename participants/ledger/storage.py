@@ -6,7 +6,7 @@ segment has, and how long the sealed ones are, is recorded by the layer above.
 
     LedgerError
     ├── LedgerMissing    this ledger is not in this storage                        definite
-    ├── LedgerExists     `create` found one of that number                         definite
+    ├── LedgerExists     `create` found one with that number                        definite
     ├── LedgerCorrupt    its bytes are not what was written; never served          definite
     ├── LedgerStopped    this open ledger takes no appends (failed or closed)      definite
     ├── LedgerFenced     another owner has ended this open ledger                  definite
@@ -48,7 +48,7 @@ class LedgerMissing(LedgerError):
 
 
 class LedgerExists(LedgerError):
-    """A ledger of this number has been created before. Numbers are never reused, so take the next one."""
+    """A ledger with this number has been created before. Numbers are never reused, so take the next one."""
 
 
 class LedgerCorrupt(LedgerError):
@@ -268,7 +268,7 @@ class LedgerStorage(ABC):
     async def seal(self, segment: str, ledger: int) -> SealedLedger:
         """Recover a ledger: read all of it, cut what was not finished, and fix its length. Idempotent.
 
-        A bad or incomplete frame is cut with everything after it: it was not durable yet, so nobody was told about it.
+        A bad or incomplete frame is cut with everything after it: it was not durable yet, so no one was told about it.
         But if a later frame says that it was durable, it is damage to what may have been acknowledged, and the ledger
         stays as it is (see `recovery`). The result is durable, even if an earlier sync of these bytes had failed.
 
@@ -288,7 +288,8 @@ class LedgerStorage(ABC):
 
     @abstractmethod
     async def look(self, segment: str, ledger: int) -> GrowingLedger:
-        """A ledger that somebody may be appending to, as far as it is whole now. Changes nothing, and needs no lock.
+        """A ledger that another process may be appending to, as far as it is whole now. Changes nothing, and needs no
+        lock.
 
         Everything that was durable before the call is in it. What else is there may not be durable yet: it may still
         become an append that has failed. Raises `LedgerMissing`, `LedgerCorrupt`, `StorageFailed`.
@@ -304,9 +305,9 @@ class LedgerStorage(ABC):
 
     @abstractmethod
     async def read_hidden(self, segment: str, ledger: int, generation: int, entries: int) -> HiddenRanges:
-        """What the index of this generation hides in a ledger of so many entries.
+        """What the index of this generation hides in a ledger with this many entries.
 
-        There is no ledger of which nothing is known to be hidden because its index is gone: raises `LedgerMissing` if
+        A missing index never means that nothing is hidden: raises `LedgerMissing` if
         there is no such index, `LedgerCorrupt` if it is not what was written for this ledger, and `StorageFailed`.
         """
 
@@ -371,7 +372,7 @@ class LedgerStorage(ABC):
 
     @abstractmethod
     async def set_aside(self, directory: str, ledger: int, name: str) -> None:
-        """Move a ledger that nobody has open to `aside/<name>/<directory>`, unchanged, unless that is already done.
+        """Move a ledger that no process has open to `aside/<name>/<directory>`, unchanged, unless that is already done.
         After `StorageFailed` the call can be repeated."""
 
     @abstractmethod

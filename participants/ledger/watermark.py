@@ -27,7 +27,7 @@ class Watermark:
     def __init__(self, percent: int = DEFAULT_PERCENT) -> None:
         self._percent = percent
         self.space: Space | None = None
-        """As last measured; None in an object store."""
+        """The used space as last measured; None in an object store."""
         self._admitted = 0
 
     def measured(self, space: Space | None) -> None:

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Workers:
-    """Runs blocking calls for one event loop. A begun call is finished, even if nobody waits for it."""
+    """Runs blocking calls for one event loop. A begun call is finished, even if no one waits for it."""
 
     def __init__(self, executor: Executor | None, threads: int) -> None:
         """`executor` replaces the pool of threads (the simulator runs the calls in place); it is not shut down here."""

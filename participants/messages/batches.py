@@ -25,7 +25,7 @@ from metatxn.wire.record_batches import (
 
 
 def check_batch(payload: bytes) -> int:
-    """The number of messages in a batch that was received. Its records are not looked at.
+    """The number of messages in a batch that was received. Its records are not examined.
 
     Raises INVALID_ARGUMENT unless its header and its checksum fit, and PAYLOAD_TOO_LARGE for more than
     `MAX_ENTRY_MESSAGES`.

@@ -24,7 +24,7 @@ import pyarrow.types as pat
 from metatxn.wire.policies import CompatibilityKind
 
 _EXACT_BITS = {16: 11, 32: 24, 64: 53}
-"""By the width of a floating type, the bits of integers that are exact in it."""
+"""The bits of integers that are exact in a floating type, by its width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Incompatible:
 def incompatible(
     mode: CompatibilityKind, schema: pa.Schema, earlier: Mapping[str, pa.Schema]
 ) -> Iterator[Incompatible]:
-    """Why `schema` may not follow `earlier`, which are given by their names."""
+    """Why `schema` may not follow the `earlier` ones, which are given by their names."""
     given = {field.name: field.type for field in schema}
     for name, version in earlier.items():
         for field in version:

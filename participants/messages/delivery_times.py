@@ -1,4 +1,4 @@
-"""When the messages of an entry are delivered, of those that say so. Only shared subscriptions ask."""
+"""When those messages of an entry that have a delivery time are delivered. Only shared subscriptions ask."""
 
 from __future__ import annotations
 

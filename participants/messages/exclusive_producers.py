@@ -1,6 +1,6 @@
 """The holds of exclusive producers in the store (DESIGN §5.23): claimed, prolonged, released.
 
-    nobody ──claim──▶ held, epoch + 1 ──release, or over and in somebody's way──▶ nobody, the same epoch
+    free ────claim──▶ held, epoch + 1 ──release, or over and in another's way──▶ free, the same epoch
                         │  ▲
                         └──┘ another session claims it: over, or with `fence`: epoch + 1
                         keep-alive, or the same session claims it again: the same epoch, a later end
@@ -29,8 +29,8 @@ from participants.messages.topics import not_found
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`session` names the claimer, so that it may repeat its claim. With `fence` it takes the topic from whoever has
-    it; otherwise only a hold that is over."""
+    """A claim. `session` names the claimer, so that it may repeat its claim. With `fence` it takes the topic from the
+    producer that has it; otherwise only a hold that is over."""
 
     session: str
     producer: str | None
@@ -84,7 +84,7 @@ class ExclusiveProducers:
         )
 
     async def keep_alive(self, topic_name: str, epoch: int, ttl_ms: int) -> ExclusiveProducerRecord:
-        """Prolong the hold of this epoch, also if it is over and nobody has ended it. Raises NOT_ALLOWED if it has
+        """Prolong the hold of this epoch, also if it is over and was not ended. Raises NOT_ALLOWED if it has
         ended, and the store's errors."""
         patience = Patience()
         while await patience.lasts():
@@ -117,7 +117,7 @@ class ExclusiveProducers:
 
 
 def end_hold(batch: Batch, topic_name: str, stored: Record | None) -> None:
-    """Add to the apply that deletes the topic that nobody holds it. A claim at the same time makes it fail."""
+    """Make the apply that deletes the topic also release it. A claim at the same time makes it fail."""
     if stored is None:
         batch.check(Absent(paths.exclusive_producer(topic_name)))
     else:

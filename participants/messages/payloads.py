@@ -135,7 +135,7 @@ def message_count(entry: Entry) -> int:
 
 
 def read_bytes(frame: RawFrame) -> int:
-    """The size of an entry for those who read its messages. A page holds as many entries as have its size together, and
+    """The size of an entry for readers of its messages. A page holds as many entries as have its size together, and
     what is compressed may become a thousand times as large."""
     match frame.kind:
         case PayloadKind.KAFKA | PayloadKind.BATCH:
@@ -169,7 +169,7 @@ def read_messages(segment: str, frame: Frame, indexes: Sequence[int] | None = No
 
 
 def _batch_bodies(batch: Entry, indexes: Sequence[int]) -> list[dict[str, Any]]:
-    """A value that was accepted unseen, and that JSON cannot express, is answered with its reason."""
+    """The answer for a value that was accepted unseen and that JSON cannot express: the reason."""
     keys, values, properties, deliver_at_ms = messages_of(batch)
     found = [values[index] for index in indexes]
     problems = _problems([value for value in found if not isinstance(value, bytes)])

@@ -26,7 +26,7 @@ from participants.messages.topics import StoredTopic, Topics, not_found
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """What counts for a topic, as of one revision of the store. While `checks` hold, it still does."""
+    """What applies to a topic, as of one revision of the store. While `checks` hold, it still does."""
 
     topic: TopicRecord
     policy: EffectivePolicy
@@ -48,7 +48,7 @@ class Policies:
         return _info(found.topic.policy, found.policy)
 
     async def in_force(self, name: str) -> InForce | None:
-        """What counts for a topic, or None if it does not exist. Reads all of its records at one revision."""
+        """What applies to a topic, or None if it does not exist. Reads all of its records at one revision."""
         keys = [paths.topic(name), *_above(name)]
         records = (await self._store.get_many(keys)).records
         stored = records[keys[0]]
@@ -60,12 +60,12 @@ class Policies:
         return InForce(topic, _effective(topic.policy, *above), checks)
 
     async def of_topics(self, names: Sequence[str]) -> dict[str, EffectivePolicy]:
-        """What counts for each of the topics that exist; each record is read at a revision of its own, so this is only
+        """What applies to each of the topics that exist; each record is read at a revision of its own, so this is only
         for speed."""
         return {name: policy for name, (_, policy) in (await self._of_topics(names)).items()}
 
     async def look(self, names: Sequence[str]) -> dict[str, tuple[TopicRecord, EffectivePolicy]]:
-        """As `of_topics`, with the topics. These policies are the `recent` ones from now on."""
+        """Like `of_topics`, with the topics. These policies are the `recent` ones from now on."""
         found = await self._of_topics(names)
         self._recent = {name: policy for name, (_, policy) in found.items()}
         return found
@@ -82,7 +82,7 @@ class Policies:
         return found
 
     async def recent(self, name: str) -> EffectivePolicy:
-        """What counted for a topic when it was looked at last. Only the first request for it reads the store. Raises
+        """What applied to a topic when it was last looked at. Only the first request for it reads the store. Raises
         NOT_FOUND."""
         known = self._recent.get(name)
         if known is None:
@@ -116,12 +116,12 @@ class Policies:
         return _info(own, _effective(None, None, own))
 
     async def change_namespace(self, namespace: str, changes: Mapping[str, Any]) -> PolicyInfo:
-        """As `change_topic`. The namespace need not have topics."""
+        """Like `change_topic`, for a namespace, which need not have topics."""
         await self._change(paths.namespace_policy(namespace), changes)
         return await self.of_namespace(namespace)
 
     async def change_cluster(self, changes: Mapping[str, Any]) -> PolicyInfo:
-        """As `change_topic`."""
+        """Like `change_topic`, for the cluster."""
         await self._change(paths.CLUSTER_POLICY, changes)
         return await self.of_cluster()
 
@@ -151,7 +151,7 @@ class Policies:
 
 
 def _above(topic: str) -> tuple[str, str]:
-    """The keys of the policies that count where the topic's own says nothing, the closest one first."""
+    """The keys of the policies that apply where the topic's own says nothing, closest first."""
     return paths.namespace_policy(namespace_of(topic)), paths.CLUSTER_POLICY
 
 

@@ -35,8 +35,8 @@ RETRY_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class WantedHold:
-    """`hold_id` names the hold, so that the request for it may be repeated. Without a `revision` it is the current
-    one."""
+    """A wanted hold. `hold_id` names it, so that the request for it may be repeated. Without a `revision` it is the
+    current one."""
 
     hold_id: str
     hold_ms: int
@@ -112,7 +112,7 @@ class ReadHolds:
         return hold.model_copy(update={"until_ms": self._clock() + wanted.hold_ms})
 
     def _new(self, wanted: WantedHold, current: Revision, horizon: Record | None) -> ReadHoldRecord:
-        """Of a revision that was not collected when `horizon` was read, at the revision `current`."""
+        """Check a revision: it must not have been collected when `horizon` was read, at the revision `current`."""
         revision, now_ms = current if wanted.revision is None else wanted.revision, self._clock()
         if revision > current:
             raise errors.InvalidArgument(f"revision: {revision} is in the future", field="revision")
@@ -146,14 +146,14 @@ class ReadHolds:
         return None
 
     async def _take_back(self, stored: Record) -> None:
-        """Unless it was prolonged or ended meanwhile: then somebody else is to judge it."""
+        """Take a hold back, unless it was prolonged or ended meanwhile: then another call is to judge it."""
         try:
             await self._store.apply(self._store.batch().remove(stored))
         except CheckFailed:
             return
 
     async def keep_alive(self, topic_name: str, hold_id: str, hold_ms: int) -> ReadHoldInfo:
-        """Prolong a hold, also one that is over and that nobody has removed. Raises NOT_FOUND if it has ended, and the
+        """Prolong a hold, also one that is over and was not removed. Raises NOT_FOUND if it has ended, and the
         store's errors."""
         key = paths.read_hold(topic_name, hold_id)
         patience = Patience()
@@ -188,7 +188,7 @@ class ReadHolds:
         raise patience.over(f"read hold {hold_id} of topic {topic_name}")
 
     async def of_topic(self, topic_name: str) -> list[ReadHoldInfo]:
-        """Those of a topic, by id; one that is over is among them until somebody removes it."""
+        """The holds of a topic, by id; one that is over is among them until it is removed."""
         return [_info(stored) for stored in (await self._store.scan(paths.read_holds(topic_name))).records]
 
 

@@ -17,8 +17,8 @@ from metatxn.wire.position import Position
 
 @dataclass(frozen=True, slots=True)
 class RemovedSegment:
-    """`end` is the position of its last entry; None if its children were removed as well, so that nobody knows it.
-    `children` have taken over from it, or if they are gone, those that have taken over from them."""
+    """A removed segment. `end` is the position of its last entry; None if its children were removed as well, so that it
+    is not known. `children` have taken over from it, or if they are gone, those that have taken over from them."""
 
     id: str
     end: Position | None
@@ -48,7 +48,8 @@ class RemovedSegment:
 
 
 async def removed_segment(store: MetadataStore, topic: TopicRecord, segment_id: str) -> RemovedSegment | None:
-    """None if the topic never had this segment, or has it still. Raises the store's errors."""
+    """What is known of a removed segment; None if the topic never had it, or still has it. Raises the store's
+    errors."""
     if not topic.had(segment_id):
         return None
     name = SegmentParts.parse(segment_id)

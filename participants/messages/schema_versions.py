@@ -2,7 +2,7 @@
 
     columns ─▶ do they fit the policy and all earlier versions? ─▶ one apply on the topic's record, beside its policies
 
-The topic's record has the current columns and the versions before. Of those that are not listed any more, because there
+The topic's record has the current columns and the versions before. Of those that are no longer listed, because there
 are too many or they are too large, it has the columns that later versions lack, so that no check forgets a type.
 """
 
@@ -34,7 +34,7 @@ from participants.messages.topics import Topics, not_found, segment_not_found
 
 MAX_FORMER_VERSIONS = 20
 MAX_FORMER_CHARACTERS = 100_000
-"""Of the former versions together, as they are stored."""
+"""The most bytes of the former versions together, as they are stored."""
 
 
 class SchemaVersions:
@@ -165,8 +165,8 @@ def _last_types(forgotten: pa.Schema | None, later: pa.Schema) -> pa.Schema:
 
 
 def _lacking(forgotten: pa.Schema | None, later: list[pa.Schema]) -> pa.Schema | None:
-    """The columns that no later version has, or None: their types say all that is to be known of the others, because a
-    type that follows another one includes it, or the reverse."""
+    """The columns that no later version has, or None: their types say all that needs to be known about the others,
+    because a type that follows another one includes it, or the reverse."""
     known = {name for schema in later for name in schema.names}
     left = [field for field in forgotten or () if field.name not in known]
     return pa.schema(left) if left else None

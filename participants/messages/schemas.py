@@ -15,7 +15,8 @@ from metatxn.wire.arrow_types import type_named
 from metatxn.wire.broker import Message, SchemaField, TopicSchema
 
 MAX_SCHEMA_BYTES = 200_000
-"""Of a serialized schema: some 3,500 columns. It is a part of the topic's record, which all stores have to take."""
+"""The most bytes of a serialized schema: some 3,500 columns. It is a part of the topic's record, which all stores have
+to accept."""
 
 
 def encode_schema(schema: pa.Schema) -> str:
@@ -24,7 +25,7 @@ def encode_schema(schema: pa.Schema) -> str:
 
 @lru_cache(1_000)
 def decode_schema(text: str) -> pa.Schema:
-    """Decode a schema. Raises `ValueError` for anything but a serialized Arrow schema in base64."""
+    """Decode a schema. Raises `ValueError` for anything other than a serialized Arrow schema in base64."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (binascii.Error, pa.ArrowException, OSError) as error:
@@ -74,7 +75,7 @@ def extends(topic: TopicRecord, schema: pa.Schema) -> bool:
 
 
 def differences(expected: pa.Schema, found: pa.Schema) -> list[tuple[str, str]]:
-    """By column, how a table differs from the columns of its topic; empty if only their order does."""
+    """How a table differs from the columns of its topic, by column; empty if only their order does."""
     wanted = {field.name: field.type for field in expected}
     given = {field.name: field.type for field in found}
     return [

@@ -29,7 +29,7 @@ from metatxn.wire.names import segment_id as new_segment_id
 from participants.messages import schemas
 
 KEYS_PER_READ = 100
-"""As many as every store reads at one moment."""
+"""The number of records that every store reads at one moment."""
 TOPICS_PER_READ = 1_000
 
 
@@ -91,7 +91,7 @@ class Topics:
         return topic
 
     async def add_partitions(self, stored: StoredTopic, count: int, storage: str) -> TopicRecord:
-        """Give a topic with the format `kafka` so many partitions more, as segments that belong to `storage`, in one
+        """Give a topic with the format `kafka` this many more partitions, as segments that belong to `storage`, in one
         apply (DESIGN §5.20). Returns the topic with them. Raises `CheckFailed` if it was changed since it was read."""
         topic = stored.topic
         first = topic.next_segment
@@ -196,7 +196,7 @@ def _read_together(topics: Sequence[TopicRecord]) -> Iterator[list[TopicRecord]]
 
 
 def _described(topic: TopicRecord, records: Mapping[str, Record | None], listener: str | None) -> TopicInfo | None:
-    """None if one of the segments does not exist any more."""
+    """The owners of the segments, or None if one of the segments no longer exists."""
     segments = []
     hold = records[paths.exclusive_producer(topic.name)]
     for segment in topic.segments:
@@ -226,7 +226,7 @@ def _described(topic: TopicRecord, records: Mapping[str, Record | None], listene
 
 
 def shown_producer(hold: ExclusiveProducerRecord) -> ExclusiveProducerInfo | None:
-    """None if nobody has the topic for itself."""
+    """The exclusive producer of a topic, or None if it has none."""
     if not hold.held:
         return None
     assert hold.claimed_ms is not None and hold.until_ms is not None

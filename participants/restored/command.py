@@ -27,7 +27,8 @@ class OpenRecovery:
         return self._recovery.differences(self._wishes)
 
     async def recover(self, recovered: Callable[[int], None]) -> dict[str, Any]:
-        """What was done, keyed by the name under which it is shown. `recovered` is told how many segments are."""
+        """Recover a store. Returns what was done, keyed by the names under which it is shown. `recovered` is told how
+        many segments are done."""
         done = await self._recovery.recover(self._wishes, recovered)
         return {
             "incarnation": done.incarnation,
@@ -45,7 +46,8 @@ class OpenRecovery:
 async def open_recovery(
     store: MetadataStore, data_dirs: Sequence[Path], urls: Sequence[str], wishes: Mapping[str, Any]
 ) -> OpenRecovery:
-    """`wishes` are the fields of `Wishes`, with `commit` instead of `undecided`. Raises `LedgerError`."""
+    """Open the storages. `wishes` are the fields of `Wishes`, with `commit` instead of `undecided`. Raises
+    `LedgerError`."""
     undecided = TxnState.COMMITTED if wishes["commit"] else TxnState.ABORTED
     others = {name: value for name, value in wishes.items() if name != "commit"}
     async with AsyncExitStack() as stack:

@@ -62,7 +62,7 @@ class FoundSegment:
 
 @dataclass(slots=True)
 class LedgerSurvey:
-    """`unnamed` are unknown directories of segments whose names are too long to be read from them."""
+    """The differences. `unnamed` are unknown directories of segments whose names are too long to be read from them."""
 
     segments: list[FoundSegment] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
@@ -197,7 +197,7 @@ class Ledgers:
         batch.create(paths.topic(name), topic.encode())
 
     async def _sealed(self, segment: str, numbers: Iterable[int]) -> list[SealedLedger]:
-        """Those of the ledgers that exist: of a deleted one, a fence may be left."""
+        """The ledgers that exist: of a deleted one, a fence may be left."""
         found = []
         for number in numbers:
             try:
@@ -212,7 +212,7 @@ class Ledgers:
 
 
 def _first_position(record: SegmentRecord, ledgers: tuple[LedgerRecord, ...], missing: list[int]) -> str:
-    """The first readable position. What was trimmed is not read any more; a ledger that is lost from the middle is only
+    """The first readable position. What was trimmed is no longer read; a ledger that is lost from the middle is only
     left out."""
     if not missing or (ledgers and ledgers[0].id < min(missing)):
         return record.first_position

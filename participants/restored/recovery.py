@@ -75,8 +75,9 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """`undecided` is the decision of transactions whose decision is not known. `adopt` tells whether to adopt unknown
-    ledgers or to set them aside. With `accept_loss`, segments that have lost ledgers serve what is left."""
+    """What the operator wants. `undecided` is the decision of transactions whose decision is not known. `adopt` says
+    whether to adopt unknown ledgers or to set them aside. With `accept_loss`, segments that have lost ledgers serve
+    what is left."""
 
     undecided: TxnState = TxnState.ABORTED
     adopt: bool = True

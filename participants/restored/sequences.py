@@ -60,7 +60,7 @@ def _topic(value: bytes, now_ms: int) -> bytes:
 
 
 def _exclusive_producer(value: bytes, now_ms: int) -> bytes:
-    """Nobody holds the topic any more. Whoever does so claims it again."""
+    """Release the topic: no producer holds it any more, and its producer claims it again."""
     producer = ExclusiveProducerRecord.decode(value).ended
     return producer.model_copy(update={"epoch": max(producer.epoch, now_ms)}).encode()
 

@@ -1,10 +1,10 @@
-"""Whether an entry may be appended while a producer may have the topic for itself (DESIGN §5.23).
+"""Whether an entry may be appended while a producer may have the topic to itself (DESIGN §5.23).
 
     the topic's hold     an entry without an epoch     an entry with the epoch of the hold     with any other one
-    nobody has it        appended                      refused                                 refused
+    not held              appended                      refused                                 refused
     held                 refused                       appended                                refused
 
-The owner of a segment judges by the hold as it was when it read it last, because plain publishes do not ask the store.
+The owner of a segment judges by the hold as it was when last read, because plain publishes do not ask the store.
 It reads it before it serves, when a claimer asks it to (`learn`), and before it refuses an entry. A read of an earlier
 revision never replaces what is known of a later one.
 """
@@ -27,10 +27,10 @@ class Admission:
         self._segment = segment
         self._hold: ExclusiveProducerRecord | None = None
         self._revision: Revision = -1
-        """The one at which `_hold` was read."""
+        """The revision at which `_hold` was read."""
 
     def admits(self, entry: Entry) -> bool:
-        """As far as is known here."""
+        """The hold, as far as is known here."""
         hold = self._hold
         if hold is None or not hold.held:
             return entry.epoch is None
@@ -38,7 +38,7 @@ class Admission:
 
     async def learn(self) -> Record | None:
         """Read the hold, and whether this broker still is the owner, at one revision: otherwise the next owner may have
-        read the hold before it was claimed, so nobody may rely on what this one knows. Raises STORE_UNAVAILABLE and the
+        read the hold before it was claimed, so no one may rely on what this one knows. Raises STORE_UNAVAILABLE and the
         store's errors."""
         hold_key = paths.exclusive_producer(self._segment.record.topic)
         owner_key = paths.segment_owner(self._segment.id)
@@ -53,7 +53,8 @@ class Admission:
         return stored
 
     async def look_again(self, entry: Entry) -> None:
-        """Before an entry is refused. An entry without an epoch ends a hold that is over. Raises as `learn`."""
+        """Read the hold before an entry is refused. An entry without an epoch ends a hold that is over. Raises as
+        `learn`."""
         stored = await self.learn()
         hold = ExclusiveProducerRecord.decode(stored.value) if stored is not None else None
         if stored is None or hold is None or entry.epoch is not None or not hold.is_over(self._segment.clock()):

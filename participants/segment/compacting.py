@@ -1,11 +1,11 @@
-"""Of the sealed ledgers of a keyed topic the latest visible message of each key stays (DESIGN §5.19).
+"""Compaction: in the sealed ledgers of a keyed topic, the latest visible message of each key stays (DESIGN §5.19).
 
-    a part not compacted yet: key ─▶ its latest place, of so many keys
+    a part not compacted yet: key ─▶ its latest place, of some keys
         ─▶ from the oldest ledger on: which entries are needed ─▶ a form of the ledger with these (see `rewriting`)
                                                            ─▶ the record says through where it was compacted
 
 An entry stays as a whole: if it has a message without a key, one whose key has no later message in that part, or one
-that nobody can read otherwise than uncommitted and that no index hides yet. The part is in ledgers whose transactions
+that can only be read uncommitted and that no index hides yet. The part is in ledgers whose transactions
 are all decided and released here, so nothing in it can still be aborted, and nothing before it be committed.
 
 A message that deletes a key may go once it is old and no message before it has the key any more, which would come back.
@@ -38,13 +38,13 @@ from participants.segment.trimming import stored_segment
 
 log = structlog.get_logger()
 DIRTY_PARTS = 4
-"""A segment is compacted once what was not compacted yet is one of so many parts of what was. So the work for a byte is
+"""A segment is compacted once what was not compacted yet is this fraction (1/n) of what was. So the work for a byte is
 bounded, and so is what a reader of the latest values reads in vain."""
 KEYS_PER_PASS = 200_000
 """The most keys in memory, give or take an entry. With more keys in it, what was not compacted yet takes several
 passes."""
 LEFT_OUT_PARTS = 16
-"""A ledger is rewritten only if one of so many parts of its bytes is left out."""
+"""A ledger is rewritten only if this fraction (1/n) of its bytes is left out."""
 READ_BYTES = 256 << 10
 """The size of one step on the event loop."""
 FILTER_BYTES = 1 << 20
@@ -52,8 +52,8 @@ _KEY_BYTES = 16
 
 
 async def compact(segment: Segment, context: RewritingContext, now_ms: int) -> None:
-    """One pass, if the policy wants it and one is due. Whatever fails is tried again by the next one. Returns when it
-    is done, or the segment is lost."""
+    """Make one pass, if the policy wants it and one is due. Whatever fails is tried again by the next one. Returns when
+    it is done, or the segment is lost."""
     cleanup, run = segment.cleanup, due(segment)
     if cleanup is None or not run or context.limit.at_once.locked():
         return
@@ -81,7 +81,8 @@ def compacted_through(record: SegmentRecord) -> Position:
 
 
 class _Filter:
-    """Which keys were seen: those of which it says no certainly were not. `salt` makes it err differently each time."""
+    """A filter of the keys that were seen: a key that it denies was certainly not. `salt` makes it err differently each
+    time."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
@@ -127,7 +128,7 @@ class _Pass:
         self._old_ms = now_ms - cleanup.delete_retention_ms
         self._run = run
         self._latest: dict[bytes, tuple[int, int, int]] = {}
-        """By key the place (ledger, entry, index) of its latest message, as far as it is in the part."""
+        """The place (ledger, entry, index) of the latest message of each key, as far as it is in the part."""
         self._through = Position(0, -1)
         self._left = _Filter(b"0")
         self._keeps_deletions = True

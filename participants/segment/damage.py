@@ -1,5 +1,5 @@
-"""Ledgers of a segment that its upkeep cannot read, because they are damaged or missing. They are said once, and tried
-again ever more rarely: reading a whole ledger in every reconcile would help nobody."""
+"""Ledgers of a segment that its upkeep cannot read, because they are damaged or missing. They are reported once, and
+tried again ever more rarely: reading a whole ledger in every reconcile would help no one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerMissin
 
 log = structlog.get_logger()
 FIRST_PAUSE_S = 2.0
-"""It doubles each time."""
+"""The first pause, which doubles each time."""
 LONGEST_PAUSE_S = 600.0
 
 
@@ -23,7 +23,7 @@ class _Pause:
 
 
 class DamagedLedgers:
-    """Used only from the event loop of its process. Times are those of the loop."""
+    """The damaged ledgers of a segment. Used only from the event loop of its process. Times are those of the loop."""
 
     def __init__(self, segment: str, metrics: BrokerMetrics) -> None:
         self._segment = segment
@@ -35,7 +35,7 @@ class DamagedLedgers:
         return pause is None or now_s >= pause.until_s
 
     def failed(self, ledger: int, error: LedgerError, now_s: float) -> None:
-        """The ledger could not be read. What is not damage, such as a full disk, is said and tried each time."""
+        """The ledger could not be read. What is not damage, such as a full disk, is reported and tried each time."""
         if not isinstance(error, LedgerCorrupt | LedgerMissing):
             log.warning("a ledger is not indexed", segment=self._segment, ledger=ledger, error=str(error))
             return

@@ -14,7 +14,7 @@ that only one parent has seen says nothing about messages in the range of the ot
 those, so there may be several entries under one sequence, for different hashes.
 
 A producer that numbers its messages itself has entries with the sequence of their last message. An entry of it is
-appended only behind the one that its sender knows as the last (`NotTheNext`).
+appended only after the one that its sender knows as the last (`NotTheNext`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REMEMBERED_SEQUENCES = 1_000
 REMEMBERED_IN_ALL = 100_000
 
 KeyHashes = Callable[[], frozenset[int] | None]
-"""The hashes of the keys of an entry, or None if they are unknown. They are only looked at if something was appended
-under its sequence, because whoever looks at them reads every message."""
+"""The hashes of the keys of an entry, or None if they are unknown. They are only used if something was appended
+under its sequence, because looking at them means reading every message."""
 
 
 def unknown_hashes() -> frozenset[int] | None:

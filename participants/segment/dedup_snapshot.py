@@ -140,7 +140,7 @@ def _fill(table: DedupTable, snapshots: Sequence[Sequence[RememberedSequence]]) 
 
 
 async def delete_stale(store: MetadataStore, segment: str, ownership: AtVersion, keep: DedupSnapshot | None) -> None:
-    """Delete the chunks of every snapshot but the one that counts. Raises as `write_snapshot`."""
+    """Delete the chunks of every snapshot except the one that counts. Raises as `write_snapshot`."""
     kept = f"{paths.dedup_snapshots(segment)}{escape(keep.name)}/" if keep else None
     prefix = paths.dedup_snapshots(segment)
     found = await store.range(prefix, prefix_end(prefix), keys_only=True)

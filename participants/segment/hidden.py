@@ -19,7 +19,7 @@ _NOTHING = HiddenRanges()
 
 
 class HiddenCache:
-    """The indexes of all segments of a broker that were used last. They are kept only for speed."""
+    """The most recently used indexes of all segments of a broker. They are kept only for speed."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[_Key, HiddenRanges] = OrderedDict()

@@ -8,8 +8,8 @@ It concerns the ledgers from the oldest on that are sealed at a recorded length 
 every transaction in them is decided, and memory knows what to hide of it. An outcome may go once the last frame of its
 transaction is in an indexed ledger, and none of its operation records is left here.
 
-The outcomes of an open ledger wait until it is full. It is rolled before that if they are many, in a segment that
-nobody writes to already if they are some.
+The outcomes of an open ledger wait until it is full. It is rolled before that if they are many; in an idle
+segment, already if there are some.
 
 An index is judged from memory, where an outcome stays until its record is known to be gone. An index that was written
 and is not named says nothing, and goes with its ledger. So this may stop anywhere and be repeated.
@@ -41,20 +41,21 @@ INDEXED_AT_ONCE = 2
 READ_BYTES = 256 << 10
 """The size of one step on the event loop."""
 OUTCOMES_PER_APPLY = 40
-"""Each is a check and a deletion, so this stays below etcd's limit of 128 operations per transaction."""
+"""The outcomes that are deleted at once: each is a check and a deletion, so this stays below etcd's limit of 128
+operations per transaction."""
 
 
 IDLE_MS = 60_000
 """After this time without an append a segment is idle."""
 FEW_OUTCOMES = 16
-"""The open ledger of an idle segment has fewer outcomes."""
+"""The open ledger of an idle segment is rolled at this many outcomes."""
 MANY_OUTCOMES = 1_000
-"""With so many outcomes an open ledger is rolled as if it were full."""
+"""With this many outcomes an open ledger is rolled as if it were full."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexingContext:
-    """`at_once` limits the work of all segments of a broker."""
+    """The indexing of a segment. `at_once` limits the work of all segments of a broker."""
 
     store: MetadataStore
     storage: LedgerStorage
@@ -62,7 +63,7 @@ class IndexingContext:
 
 
 def indexing_limit() -> asyncio.Semaphore:
-    """One for a broker."""
+    """The limit for a broker."""
     return asyncio.Semaphore(INDEXED_AT_ONCE)
 
 
@@ -233,7 +234,7 @@ async def _record(
 
 
 async def _stored_outcomes(segment: Segment, store: MetadataStore, txn_ids: list[TxnId]) -> list[Record]:
-    """Those that are there: an earlier attempt, or a trim, may have deleted some."""
+    """The outcomes that are there: an earlier attempt, or a trim, may have deleted some."""
     found = await store.get_each([paths.outcome(segment.id, txn_id) for txn_id in txn_ids])
     return [record for record in found.values() if record is not None]
 

@@ -1,4 +1,4 @@
-"""Where the offsets of a segment lie, for readers that ask by offset (DESIGN §5.20).
+"""Where the offsets of a segment are, for readers that ask by offset (DESIGN §5.20).
 
 The open ledger's are in memory. A sealed ledger's first one is in the record, and an entry within it is found by
 bisection: its frames are in the order of their offsets, and those that were left out are skipped.
@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 class OffsetIndex:
-    """Used only from the event loop of its process. Its methods raise STORE_UNAVAILABLE and the store's errors."""
+    """The offsets of a segment. Used only from the event loop of its process. Its methods raise STORE_UNAVAILABLE and
+    the store's errors."""
 
     def __init__(self, segment: OwnedSegment, reader: SegmentReader) -> None:
         self._segment = segment
@@ -29,21 +30,21 @@ class OffsetIndex:
 
     @property
     def end(self) -> int:
-        """The offset behind the last durable message."""
+        """The offset after the last durable message."""
         at = self._segment.buffer.last_durable
         return self._open.after(at.entry) if at.ledger == self._open.ledger else self._open.first
 
     async def stable_end(self) -> int:
-        """The offset behind `max_read_position`."""
+        """The offset after `max_read_position`."""
         return await self.after(self._segment.buffer.max_read_position)
 
     async def start(self) -> int:
-        """The offset behind everything that was trimmed. What is left out behind it keeps its offsets, so the first
+        """The offset after everything that was trimmed. What is left out after it keeps its offsets, so the first
         message that is there may have a higher one."""
         return await self._until_found(self._start)
 
     async def after(self, position: Position) -> int:
-        """The offset of the first message behind the entry at `position`, or of the next one to come."""
+        """The offset of the first message after the entry at `position`, or of the next one to come."""
         return await self._until_found(lambda: self._after(position))
 
     async def first_of(self, position: Position) -> int:
@@ -53,11 +54,11 @@ class OffsetIndex:
         return await self._until_found(lambda: self._first_of(position))
 
     async def place_of(self, offset: int) -> Position:
-        """The place before the first entry with a message at `offset` or behind it."""
+        """The place before the first entry with a message at `offset` or after it."""
         return await self._until_found(lambda: self._place_of(offset))
 
     async def last_frame(self, *, committed: bool) -> RawFrame | None:
-        """The last entry that readers of committed ones see, or the last one whatever became of its transaction. None
+        """The last entry that committed readers see, or the last one whatever happened to its transaction. None
         if there is none."""
         return await self._until_found(lambda: self._last_frame(committed))
 

@@ -61,8 +61,8 @@ class UnknownTrim:
 
 
 class OwnedSegment:
-    """Used only from the event loop of its process. It has only what decides what readers may see: its buffer, its
-    ledgers and the headers. `Segment` adds publishing."""
+    """An owned segment. Used only from the event loop of its process. It has only what decides what readers may see:
+    its buffer, its ledgers and the headers. `Segment` adds publishing."""
 
     def __init__(
         self,
@@ -82,22 +82,22 @@ class OwnedSegment:
         self.id = segment_id
         self.hidden = hidden
         self.compacted_at: Revision = 0
-        """What was replaced by this revision may be left out (DESIGN §5.19)."""
+        """The revision of the last compaction: what was replaced by then may be left out (DESIGN §5.19)."""
         self.record = record
         self.recorded_at: Version = 0
         """The version at which the store had `record`; 0 while that of the opening is not known."""
         self.unknown_trim: UnknownTrim | None = None
         """The trim whose answer was lost, until a later version of the record shows whether it took effect."""
         self.trims_in_flight: list[Position] = []
-        """Up to where trims go that have no answer yet."""
+        """The end of the trims that have no answer yet."""
         self.ownership = ownership
         self.ledgers = ledgers
         self.buffer = buffer
         self.dedup = DedupTable(record.range)
         self.changed = Signal()
-        """`read_committed` may find more, or the segment does not serve as before."""
+        """Notified when `read_committed` may find more, or the segment no longer serves as before."""
         self.appended = Signal()
-        """`read_uncommitted` may find more."""
+        """Notified when `read_uncommitted` may find more."""
         self.open_offsets: OpenOffsets | None = None
         """The offsets of the open ledger, in a segment of a topic with the format `kafka` (DESIGN §5.20)."""
         self._readable: Position | None = None
@@ -152,7 +152,7 @@ class OwnedSegment:
         return transaction
 
     def unfollow(self, txn_id: TxnId) -> None:
-        """Nothing of the transaction is left on this segment."""
+        """Forget a transaction: nothing of it is left on this segment."""
         self._headers.unfollow(txn_id)
 
     def follow_recovered(self, txn_id: TxnId) -> None:
@@ -240,7 +240,7 @@ class OwnedSegment:
             self.leave(reason)
 
     def leave(self, reason: str) -> None:
-        """Stop serving, as it was planned."""
+        """Stop serving, as planned."""
         if self.lost is None:
             self.lost = reason
             self._metrics.segments_lost.inc()

@@ -63,9 +63,9 @@ class Publisher:
         is kept."""
         self.closing = False
         self.watermark = Watermark()
-        """Of the disk below the ledgers. The opener replaces it by the one of the whole broker."""
+        """The watermark of the disk below the ledgers. The opener replaces it by the one of the whole broker."""
         self.hold: Hold | None = None
-        """As the last pass over the topic's policy has found."""
+        """The backlog that holds publishes, as the last pass over the topic's policy found it."""
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
         self._next_op = 0
@@ -82,7 +82,7 @@ class Publisher:
         when it was appended.
 
         When this returns, the entry is durable. Raises `misfit`, TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
-        NOT_ALLOWED (another producer has the topic for itself), PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED,
+        NOT_ALLOWED (another producer has the topic to itself), PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED,
         STORE_UNAVAILABLE or SEGMENT_SEALED if nothing was appended, and nothing of it will ever be visible. After
         OUTCOME_UNKNOWN, retry with the same sequence, or abort the transaction. Raises `AppendedBefore` if the entry,
         or a part of it, had already been appended, and not only in this segment.
@@ -117,7 +117,7 @@ class Publisher:
         return await self._segment.answer(publish), False
 
     def _assert_format(self, entry: Entry) -> None:
-        """A segment with offsets takes nothing but batches, and no other one takes them."""
+        """Check the kind of an entry: a segment with offsets takes only batches, and no other one takes them."""
         if (entry.kind is PayloadKind.KAFKA) != (self._segment.open_offsets is not None):
             takes = "no record batches" if entry.kind is PayloadKind.KAFKA else "only messages: it has the format kafka"
             raise errors.InvalidArgument(
@@ -127,12 +127,12 @@ class Publisher:
             )
 
     def _assert_admitted(self, entry: Entry) -> None:
-        """The entry comes from the topic's exclusive producer, or there is none (DESIGN §5.23)."""
+        """Check that the entry comes from the topic's exclusive producer, or that there is none (DESIGN §5.23)."""
         if not self.admission.admits(entry):
             raise self.admission.refusal(entry)
 
     def _assert_room(self, entry: Entry) -> None:
-        """Before anything of the entry is stored, its intent included."""
+        """Check for space and backlog, before anything of the entry is stored, its intent included."""
         if self.hold is not None:
             self._metrics.held_publishes.inc()
             raise errors.RateLimited(
@@ -207,7 +207,8 @@ class Publisher:
         return await self._until_durable(append, entry, scope, transaction)
 
     async def _cover(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
-        """By its writer's intent, which the first entry stores. On any failure the pin is dropped (DESIGN §5.3)."""
+        """Cover the entry by its writer's intent, which the first entry stores. On any failure the pin is dropped
+        (DESIGN §5.3)."""
         announced = transaction.announced.get(entry.writer)
         try:
             if announced is not None and (announced.result() if announced.done() else await asyncio.shield(announced)):
@@ -222,7 +223,7 @@ class Publisher:
             raise
 
     async def _announce(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
-        """The guarded operation record."""
+        """Store the guarded operation record."""
         self._next_op += 1
         op = WriteOp(
             segment=self._segment.id,
@@ -243,7 +244,7 @@ class Publisher:
         self._metrics.op_writes.inc()
 
     async def _assert_open(self, transaction: TrackedTransaction) -> None:
-        """What an intent of its own would tell the entry: the transaction took operations after it had arrived."""
+        """Learn what an intent of its own would tell: the transaction took operations after the entry had arrived."""
         standing = await self._segment.mirror.ask(transaction.txn_id)
         if standing.header is None or not standing.header.first:
             raise self._refused_by(transaction, standing.header)
@@ -315,15 +316,15 @@ class Publisher:
         self._segment.advanced()
 
     def _arrive(self, scope: Scope) -> tuple[asyncio.Future[None] | None, asyncio.Future[None]]:
-        """Frames of one scope are appended in the order in which they arrived, whatever the order of the store's
-        answers."""
+        """Wait for the entry's turn: frames of one scope are appended in the order in which they arrived, whatever the
+        order of the store's answers."""
         previous = self._arrivals.get(scope)
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals[scope] = arrived
         return previous, arrived
 
     def _has_arrived(self, scope: Scope, previous: asyncio.Future[None] | None, arrived: asyncio.Future[None]) -> None:
-        """A publish that failed early must not let later ones overtake earlier ones."""
+        """End a turn. A publish that failed early must not let later ones overtake earlier ones."""
 
         def pass_on(_: object) -> None:
             arrived.set_result(None)
@@ -344,8 +345,9 @@ class Publisher:
             await asyncio.wait(self._begun)
 
     async def learn_producer(self) -> None:
-        """Returns once this owner knows who has the topic for itself now, and nothing is under way that was begun
-        before. Raises STORE_UNAVAILABLE if it is not the owner, or one of those appends has an unknown outcome."""
+        """Returns once this owner knows which producer has the topic to itself now, and nothing is under way that was
+        begun before. Raises STORE_UNAVAILABLE if it is not the owner, or one of those appends has an unknown
+        outcome."""
         await self.admission.learn()
         if begun := set(self._begun):
             await asyncio.wait(begun)
@@ -361,7 +363,7 @@ class Publisher:
             await asyncio.wait(self._publishes)
 
     def seal_delayed(self, reason: str) -> None:
-        """The seal is delayed, so those who wait for it should not wait here."""
+        """The seal is delayed, so publishes that wait for it should not wait here."""
         self._seal_problem = reason
         self._segment.changed.notify()
 
@@ -410,7 +412,7 @@ class Publisher:
         return prepared_refusal(transaction.txn_id)
 
     def _refused_by(self, transaction: TrackedTransaction, found: Record | None) -> errors.MetatxnError:
-        """The header is final, or gone."""
+        """The error for a header that is final, or gone."""
         header = Header.decode(found.value) if found else None
         if header is not None and self._segment.buffer.get(transaction.txn_id) is transaction:
             self._segment.decide(transaction, Decision(header))
@@ -418,8 +420,9 @@ class Publisher:
 
 
 def _assert_within_bounds(entry: Entry) -> None:
-    """Readers make as many messages as an entry counts, also of one that they cannot read, so whoever sends it must not
-    count more than it may have. A table was decoded before, and opaque bytes are one message, whatever they count."""
+    """Check the count. Readers make as many messages as an entry counts, also of one that they cannot read, so its
+    sender must not count more than it may have. A table was decoded before, and opaque bytes are one message, whatever
+    they count."""
     if entry.size > MAX_PAYLOAD_BYTES:
         raise errors.PayloadTooLarge(
             f"an entry holds at most {MAX_PAYLOAD_BYTES} bytes",

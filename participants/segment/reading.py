@@ -31,7 +31,7 @@ STALE_READ_S = 5.0
 
 @dataclass(slots=True)
 class Page:
-    """Visible frames. The next page begins after `next`. `end` tells that nothing more was readable when this page was
+    """Visible frames. The next page begins after `next`. `end` means that nothing more was readable when this page was
     read."""
 
     frames: list[RawFrame]
@@ -41,8 +41,8 @@ class Page:
 
 
 class Run(NamedTuple):
-    """Entries that follow each other. `decided` tells whether their transactions were decided at or before a revision;
-    None says that they are outside of transactions."""
+    """Entries that follow each other. `decided` says whether their transactions were decided at or before a revision;
+    None means that they are outside transactions."""
 
     first: Position
     last: Position
@@ -51,7 +51,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CutPage:
-    """The next page begins after `next`. `end` tells that nothing after it was decided at or before the revision."""
+    """A part of a cut. The next page begins after `next`. `end` means that nothing after it was decided at or before
+    the revision."""
 
     runs: list[Run]
     next: Position
@@ -66,14 +67,14 @@ class _AsOf(NamedTuple):
 
 
 class LeftOut(Exception):
-    """An entry is not in the form of its ledger that counts by now."""
+    """An entry is not in the form of its ledger that counts now."""
 
 
 class SegmentReader:
-    """Used only from the event loop of its process."""
+    """The reader of an owned segment. Used only from the event loop of its process."""
 
     def __init__(self, segment: OwnedSegment, *, shared: bool) -> None:
-        """`shared` tells that another broker may have taken over the ledgers without this one knowing it."""
+        """`shared` means that another broker may have taken over the ledgers without this one knowing it."""
         self._segment = segment
         self._last_visible: Position | None = None
         self._looked_up_to = Position(0, -1)
@@ -111,7 +112,7 @@ class SegmentReader:
         return page
 
     async def read_cut(self, after: Position, revision: Revision) -> CutPage:
-        """Which of the next entries are of transactions that were decided at or before `revision`, whatever the
+        """Which of the next entries belong to transactions that were decided at or before `revision`, whatever the
         decision was. Raises as `read_snapshot`."""
         found = await self._read_as_of(after, READ_BYTES, revision)
         page = self._page([], found.frames, after, found.end)
@@ -215,7 +216,7 @@ class SegmentReader:
         return ledgers.last_durable.next
 
     async def _published_ms(self, ledger: ReadableLedger, entry: int) -> int:
-        """When the first entry from this one on was published. There is one."""
+        """When the first entry from this one on was published; there is one."""
         return (await self.frame_at(Position(ledger.id, ledger.first_kept(entry)))).publish_ms
 
     async def frame_at(self, position: Position) -> RawFrame:
@@ -227,7 +228,7 @@ class SegmentReader:
         return frames[0]
 
     async def frame_up_to_start(self) -> RawFrame | None:
-        """The last entry of its ledger that is there, at the place where reading begins or before it. None if there is
+        """The last entry of its ledger that exists, at the place where reading begins or before it. None if there is
         none. Raises POSITION_TRIMMED and STORE_UNAVAILABLE."""
 
         async def read() -> list[RawFrame]:

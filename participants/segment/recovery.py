@@ -8,7 +8,7 @@ length of the last ledger, not on the history of transactions. The order matters
 2. The old ledger is sealed at its recovered length, and a new one is started under the number of this generation, which
    is above the numbers of all earlier ledgers, so that a position is never reused. One checked apply records the seal
    and plans the new ledger before it is created; another one lists it, once 4 is done.
-3. This segment's operation records are read, by index, *after* 1: nobody can add one under an older generation any
+3. This segment's operation records are read, by index, *after* 1: none can be added under an older generation any
    more.
 4. Pins and dedup are built from the frames after the lowest `after`. An intent without a frame pins nothing. Dedup
    begins with its last snapshot, or with what the parents left, and continues with the frames of the later ledgers.
@@ -16,7 +16,7 @@ length of the last ledger, not on the history of transactions. The order matters
 5. Only then are the headers first followed and then read, so that no decision can fall in between. A decision that came
    before the frames were known would find nothing to hide.
 6. The cursors and pending acks of the subscriptions are read, also by index, and also followed before they are read.
-7. Who has the topic for itself is read after 1, so that whoever claims it later finds this owner.
+7. Which producer has the topic to itself is read after 1, so that a later claim finds this owner.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
 
 
 def spoken(stored: Record | None) -> Check:
-    """That the cluster version is still the one that was read. A process that was frozen while it was raised takes no
-    segment whose forms it does not know. Raises `StoreTooNew`."""
+    """A check that the cluster version is still the one that was read. A process that was frozen while it was raised
+    takes no segment whose forms it does not know. Raises `StoreTooNew`."""
     if stored is None:
         return Absent(paths.VERSION)
     version = VersionRecord.decode(stored.value).version

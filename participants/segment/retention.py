@@ -1,6 +1,6 @@
 """Which ledgers a policy drops, and dropping them (DESIGN §6).
 
-    policy, records of all segments ─▶ what may go by age or size ─▶ as far as nobody needs it ─▶ a checked trim
+    policy, records of all segments ─▶ what may go by age or size ─▶ as far as nothing needs it ─▶ a checked trim
 
 Whole ledgers go, from the oldest on. By age one may go once its latest message is older than `retention_ms`. By size
 the ledgers of all segments are one row in the order of their latest messages: as many of the oldest may go as leave
@@ -32,7 +32,7 @@ from participants.segment.trimming import stored_segment, trim
 
 log = structlog.get_logger()
 SHARES_OF_OPEN_LEDGERS = 4
-"""The open ledgers of a topic together have at most one of so many parts of `retention_bytes` or `backlog_bytes`, as
+"""The open ledgers of a topic together have at most this fraction (1/n) of `retention_bytes` or `backlog_bytes`, as
 far as they are closed for it: what they hold comes on top of what is kept."""
 
 
@@ -46,7 +46,7 @@ class Candidate:
 
 
 def droppable(policy: EffectivePolicy, records: Mapping[str, SegmentRecord], now_ms: int) -> dict[str, LedgerRecord]:
-    """By segment, the last ledger that the policy does not keep; segments that keep all of theirs are missing.
+    """The last ledger that the policy does not keep, by segment; segments that keep all of theirs are missing.
     `records` are all segments of the topic."""
     found: dict[str, LedgerRecord] = {}
     rows = {segment: list(_candidates(segment, record)) for segment, record in records.items()}
@@ -72,7 +72,7 @@ def _candidates(segment: str, record: SegmentRecord) -> Iterator[Candidate]:
 
 
 def _readable_ledgers(record: SegmentRecord) -> Sequence[LedgerRecord]:
-    """Those that can be dropped once they are sealed. All of the last ledger may be trimmed already."""
+    """The ledgers that can be dropped once they are sealed. All of the last ledger may be trimmed already."""
     up_to = record.trimmed_up_to
     ledgers = record.ledgers if record.state == "sealed" else record.ledgers[:-1]
     return [each for each in ledgers if each.last is None or up_to is None or each.last > up_to]
@@ -81,8 +81,8 @@ def _readable_ledgers(record: SegmentRecord) -> Sequence[LedgerRecord]:
 def _beyond(
     kept_bytes: int, records: Mapping[str, SegmentRecord], rows: Mapping[str, Sequence[Candidate]]
 ) -> Iterator[Candidate]:
-    """The oldest ledgers, as many as leave `kept_bytes`. Two owners that look at different times find the same: what
-    was dropped meanwhile is the beginning of the row, and what was written is its end."""
+    """The oldest ledgers, as many as leave `kept_bytes`. Two owners that look at different times find the same ones:
+    what was dropped meanwhile is the beginning of the row, and what was written is its end."""
     if kept_bytes == UNLIMITED:
         return
     left = sum(ledger.bytes or 0 for record in records.values() for ledger in record.ledgers if not record.is_bare)

@@ -1,4 +1,4 @@
-"""A sealed ledger is replaced by a smaller one with the same positions (DESIGN §5.18).
+"""Replacing a sealed ledger by a smaller one with the same positions (DESIGN §5.18).
 
     write another form, durably ─▶ one apply: the record names it ─▶ readers change over
                                                 ─▶ the earlier form is deleted ─▶ the record forgets that it was there
@@ -31,13 +31,13 @@ from participants.segment.upkeep import until_done
 
 log = structlog.get_logger()
 HIDDEN_PARTS = 2
-"""A ledger is rewritten once one of so many parts of its bytes is hidden."""
+"""A ledger is rewritten once this fraction (1/n) of its bytes is hidden."""
 COPIED_BYTES_PER_S = 32 << 20
-"""A broker copies no more than that, so that its disk and its network are left to its clients."""
+"""The most bytes per second that a broker copies, so that its disk and its network are left to its clients."""
 
 
 class RewritingLimit:
-    """The work of all segments of a broker: one ledger at a time, and so many bytes per second."""
+    """The work of all segments of a broker: one ledger at a time, and a limited number of bytes per second."""
 
     def __init__(self) -> None:
         self.at_once = asyncio.Semaphore(1)
@@ -134,7 +134,7 @@ async def rewrite(
 
 
 async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLedger, naming: Naming) -> None:
-    """The record names the new form. From then on readers read it, and never again an earlier one."""
+    """Make the record name the new form. From then on readers read it, and never again an earlier one."""
     assert rewritten.form is not None
     stored = await stored_segment(segment, context.store)
     record = SegmentRecord.decode(stored.value)

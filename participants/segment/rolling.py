@@ -1,5 +1,5 @@
-"""A segment continues in a new ledger when its open one is full, so that old data can be deleted ledger by ledger and a
-restart reads little.
+"""Rolling: a segment continues in a new ledger when its open one is full, so that old data can be deleted ledger by
+ledger and a restart reads little.
 
     plan ─▶ create ─▶ one apply: it is in the list ─▶ appends change over ─▶ the full one is sealed ─▶ recorded
 

@@ -30,12 +30,12 @@ from participants.segment.upkeep import final_facts, until_done
 log = structlog.get_logger()
 
 Succession = Callable[[Batch, SegmentRecord], Awaitable[SegmentRecord]]
-"""Adds the other changes of the seal to its apply, and returns the sealed record with its children. It is called again
-for each attempt. Raises `errors.MetatxnError` if the segment must not be sealed any more."""
+"""Add the other changes of the seal to its apply, and return the sealed record with its children. It is called again
+for each attempt. Raises `errors.MetatxnError` if the segment must no longer be sealed."""
 
 
 Installation = Callable[[SegmentRecord], Awaitable[None]]
-"""Awaited once the segment is sealed and before anybody is told. It prepares the children, as far as possible, and
+"""Awaited once the segment is sealed and before anyone is told. It prepares the children, as far as possible, and
 raises nothing."""
 
 

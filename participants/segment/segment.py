@@ -104,7 +104,7 @@ class Segment(OwnedSegment):
         hidden: HiddenEntries,
         shared: bool = False,
     ) -> None:
-        """`shared` tells that another broker may have taken over the ledgers without this one knowing it."""
+        """`shared` means that another broker may have taken over the ledgers without this one knowing it."""
         super().__init__(
             segment_id,
             record,
@@ -120,7 +120,7 @@ class Segment(OwnedSegment):
         )
         self.reader = SegmentReader(self, shared=shared)
         self.offsets = OffsetIndex(self, self.reader)
-        """Only to be asked in a segment of a topic with the format `kafka`."""
+        """The offsets, in a segment of a topic with the format `kafka`."""
         self.publisher = Publisher(self, clock, metrics)
         self.damaged = DamagedLedgers(segment_id, metrics)
         self.attached: Attached | None = None
@@ -189,13 +189,13 @@ class Segment(OwnedSegment):
             await self.attached.reconcile()
 
     def tend(self) -> None:
-        """Begin the upkeep that nobody asks for (see `indexing` and `rewriting`), unless it is still going on. It is
+        """Begin the upkeep that is not requested (see `indexing` and `rewriting`), unless it is still going on. It is
         asked again soon."""
         if self.on_tend is not None and not self.lost and (self._tending is None or self._tending.done()):
             self._tending = self.spawn(self._tend(self.on_tend))
 
     async def _tend(self, tend: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """What rewrites ledgers may take long, so it does not keep outcomes waiting."""
+        """Run the upkeep. Rewriting ledgers may take long, so it does not keep outcomes waiting."""
         await tend()
         if self.on_rewrite is not None and not self.lost and (self._rewriting is None or self._rewriting.done()):
             self._rewriting = self.spawn(self.on_rewrite())
@@ -239,7 +239,7 @@ class Segment(OwnedSegment):
         return before
 
     def next_form(self) -> Form:
-        """The name of a new form of a ledger, which nobody has used before."""
+        """The name of a new form of a ledger, which has not been used before."""
         return Form(self.ownership.generation, next(self._forms))
 
     def ledger_recorded(self, record: SegmentRecord, version: Version, sealed: SealedLedger) -> None:
@@ -253,7 +253,7 @@ class Segment(OwnedSegment):
         self.damaged.forget_before(self.ledgers.ledgers[0].id)
 
     def is_left_out(self, position: Position) -> bool:
-        """Whether there was an entry that is not in its ledger any more."""
+        """Whether there was an entry here that is no longer in its ledger."""
         return any(
             ledger.id == position.ledger
             and 0 <= position.entry < ledger.entries

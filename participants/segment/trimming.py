@@ -31,7 +31,8 @@ from participants.segment.segment import Segment
 from participants.segment.upkeep import until_done
 
 OUTCOMES_PER_APPLY = 40
-"""Each is a check and a deletion, so this stays below etcd's limit of 128 operations per transaction."""
+"""The outcomes that are deleted at once: each is a check and a deletion, so this stays below etcd's limit of 128
+operations per transaction."""
 
 
 async def trim(

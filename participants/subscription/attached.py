@@ -3,9 +3,9 @@
     home's consumers       sessions of the home, for all segments of the topic         numbers from 1 on
     attached consumers     a connection to the owner of this segment, for this alone    numbers from `FIRST_ATTACHED` on
 
-The owner attaches a consumer, and detaches it when its connection is gone; so nobody has to tell it who is present, and
-no home can take from an attached consumer what it holds. Where one consumer at a time gets the messages of a segment,
-it is the attached one, and the home gets none (DESIGN §5.10).
+The owner attaches a consumer, and detaches it when its connection is gone; so nothing else has to say who is present,
+and no home can take from an attached consumer what it holds. Where one consumer at a time gets the messages of a
+segment, it is the attached one, and the home gets none (DESIGN §5.10).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from participants.subscription.taking import FIRST_ATTACHED
 
 
 class AttachedConsumers:
-    """Used only from the event loop of its process."""
+    """The attached consumers. Used only from the event loop of its process."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AttachedConsumers:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """By name, how many messages each holds."""
+        """How many messages each consumer holds, by name."""
         found: Counter[str] = Counter()
         for number, name in self._names.items():
             found[name] += self._deliveries.number_held(number)
@@ -97,7 +97,7 @@ class AttachedConsumers:
         return number
 
     async def detach(self, number: int) -> None:
-        """The consumer is gone, and what it holds returns. Idempotent."""
+        """Detach a consumer that is gone; what it holds returns. Idempotent."""
         if self._names.pop(number, None) is None:
             return
         async with self._dispatch.reading:  # a delivery to it may be under way

@@ -27,7 +27,7 @@ from participants.subscription.places import Place, Span
 from participants.subscription.ranges import RangeSet
 
 RANGES_PER_BUCKET = 128
-"""A range is at most 112 bytes of JSON, so a bucket stays below 16 KiB."""
+"""The most ranges in a bucket. A range is at most 112 bytes of JSON, so a bucket stays below 16 KiB."""
 
 
 @dataclass(slots=True)

@@ -27,8 +27,8 @@ from participants.subscription.places import Place, Span
 
 log = structlog.get_logger()
 RECORDS_PER_APPLY = 30
-"""Each record has at most 16 KiB, and one of them 32 KiB, so an apply stays below half of the megabyte that a store
-accepts."""
+"""The most records in an apply. Each has at most 16 KiB, and one of them 32 KiB, so an apply stays below half of the
+megabyte that a store accepts."""
 
 Write = tuple[str, bytes | None]
 
@@ -41,7 +41,8 @@ def _add(batch: Batch, write: Write) -> None:
 
 
 class CursorStore:
-    """`lost` is called with a check that did not hold: that of the ownership, or of the incarnation."""
+    """The store of a cursor. `lost` is called with a check that did not hold: that of the ownership, or of the
+    incarnation."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class CursorStore:
         self._answer(error)
 
     def _answer(self, error: MetastoreError | None) -> None:
-        """Answer those whose change is durable now, or everybody if there is an error."""
+        """Answer those whose change is durable now, or all if there is an error."""
         waiting, self._waiting = self._waiting, []
         for target, done in waiting:
             if done.done():

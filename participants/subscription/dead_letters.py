@@ -4,7 +4,7 @@ transaction of the broker.
     begin ─▶ publish the letters ─▶ acknowledge ─▶ commit, until that is known
                      any failure ─▶ abort, and begin again
 
-So a message has its letter exactly if it is given up, whoever dies in between (DESIGN §5.10). What consumers have
+So a message has its letter exactly if it is given up, whatever dies in between (DESIGN §5.10). What consumers have
 acknowledged before, by themselves, has no letter.
 """
 
@@ -29,7 +29,7 @@ from participants.txn.own_transactions import OwnTransactions
 
 log = structlog.get_logger()
 TOGETHER = 100
-"""So many messages are given up in one transaction. After a failure each has one of its own."""
+"""The number of messages that are given up in one transaction. After a failure each has one of its own."""
 _FAILURES = (errors.MetatxnError, MetastoreError)
 
 
@@ -58,7 +58,8 @@ class DeadLetters:
         await until_it_succeeds(lambda: self._give_up(part, [place]), _FAILURES, partial(_report, part))
 
     async def _give_up(self, part: SegmentSubscription, places: Sequence[Place]) -> None:
-        """Returns once they are given up, or acknowledged by somebody else, or not the business of this broker."""
+        """Give messages up. Returns once they are given up, or acknowledged elsewhere, or no longer this broker's
+        concern."""
         if part.is_gone:
             return
         found = {place: await part.message(place) for place in places if part.is_dying(place)}

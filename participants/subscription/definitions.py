@@ -5,7 +5,7 @@ Every write on a segment for a subscription checks this record. So one apply dro
 and its other records are deleted afterwards. A seek is one such apply, too: the subscription becomes its next
 incarnation, which begins at other places.
 
-Both creating and seeking write the topic's record again, as it was. Whoever drops messages that no subscription needs
+Both creating and seeking write the topic's record again, as it was. Dropping messages that no subscription needs
 checks the version of that record, so it cannot overlook one that has begun to need them.
 """
 
@@ -29,7 +29,7 @@ SETTINGS = (
     *("type", "initial", "dead_letter_topic", "max_redeliveries"),
     *("ack_timeout_ms", "redelivery_delay_ms", "max_redelivery_delay_ms", "isolation"),
 )
-"""What the creator of a subscription has asked for, by the names of the fields."""
+"""What the creator of a subscription asked for, by the names of the fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Definitions:
 
 
 def _begun(wanted: SubscriptionRecord, incarnation: int, starts: Mapping[str, Start]) -> SubscriptionRecord:
-    """The record of an incarnation that begins there."""
+    """The record of an incarnation that begins at these places."""
     places = {segment: str(start.place) for segment, start in starts.items()}
     acked = {
         segment: tuple((str(span.start), str(span.end)) for span in start.acked)

@@ -12,8 +12,8 @@ from metastore.txn.records.operations import AckOp, decode_op
 from metastore.types import AtVersion, Batch, Record
 
 RECORDS_PER_APPLY = 40
-"""Each deletion is a check, a record and an index entry, so this stays below etcd's limit of 128 operations per
-transaction."""
+"""The records that are deleted at once: each is a check, a record and an index entry, so this stays below etcd's limit
+of 128 operations per transaction."""
 RECORDS_PER_READ = 4_000
 
 

@@ -31,7 +31,7 @@ from participants.subscription.redelivery import Redelivery
 MAX_OUTSTANDING = 50_000
 """The most unacknowledged messages of one segment. No more are read then, which bounds the memory."""
 MAX_LATER = 100_000
-"""The most messages beside them whose time has not come. Each takes some 400 bytes of memory."""
+"""The most messages besides them whose time has not come. Each takes some 400 bytes of memory."""
 DUE_AT_ONCE = 1_000
 """If more messages become due at the same time, they do so in several turns of the event loop."""
 
@@ -47,13 +47,13 @@ class Delivery:
     consumer: int | None = None
     """The number of its consumer's session, see `Sessions`."""
     dead: bool = False
-    """It is being sent to the dead-letter topic, and to nobody else."""
+    """It is being sent to the dead-letter topic, and not to a consumer."""
     withdrawn: int = 0
     """How often it returned only because an earlier message of its key did."""
     key: int | None = None
     """The hash of its key, where consumers get messages by key."""
     due_ms: int | None = None
-    """Until that time it is not delivered, and nobody was given it."""
+    """It is not delivered until that time, and no consumer has it."""
     at_s: float | None = None
     """While it is held: when it returns by itself. Otherwise it is delayed: when it may be delivered again."""
 
@@ -67,7 +67,7 @@ class Deliveries:
         self._outstanding: SortedDict[Place, Delivery] = SortedDict()
         self._waiting: SortedSet[Place] = SortedSet()
         self._held: dict[int, set[Place]] = {}
-        """Keyed by consumer."""
+        """The held messages, by consumer."""
         self._timed: SortedSet[tuple[float, Place]] = SortedSet()
         """The messages to which something happens at a time, see `Delivery.at_s`."""
         self._later: SortedSet[tuple[int, Place]] = SortedSet()
@@ -92,7 +92,7 @@ class Deliveries:
 
     @property
     def far_ahead(self) -> bool:
-        """Whether as many messages as allowed were read and cannot be delivered to anybody yet."""
+        """Whether as many messages as allowed were read and cannot be delivered yet."""
         return self.not_due >= MAX_LATER
 
     @property
@@ -175,7 +175,7 @@ class Deliveries:
             del self._outstanding[place]
 
     def reserved(self, span: Span) -> None:
-        """These messages are PENDING_ACK: their consumer keeps them, but nobody receives them until the transaction
+        """These messages are PENDING_ACK: their consumer keeps them, but no one receives them until the transaction
         ends."""
         for place in self._within(span):
             if self._has_returned(place):
@@ -296,7 +296,7 @@ class Deliveries:
         waiting: bool = False,
         at_s: float | None = None,
     ) -> None:
-        """Assign the message to this consumer, or to nobody; then it may wait for delivery, from `at_s` or its time
+        """Assign the message to this consumer, or to none; then it may wait for delivery, from `at_s` or its time
         on."""
         if delivery.due_ms is not None:
             (self._later.add if waiting else self._later.discard)((delivery.due_ms, place))

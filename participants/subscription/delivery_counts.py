@@ -22,9 +22,10 @@ from metatxn.wire.position import Position
 from participants.subscription.places import START, Place
 
 ENTRIES_AHEAD = 100
-"""By so many entries `through` is moved ahead. As many messages may count as perhaps delivered after a crash."""
+"""The number of entries by which `through` is moved ahead. As many messages may count as perhaps delivered after a
+crash."""
 MAX_RANGES = 256
-"""A range is at most 120 bytes of JSON, so the record stays below 32 KiB."""
+"""The most ranges. A range is at most 120 bytes of JSON, so the record stays below 32 KiB."""
 
 
 class Counted(NamedTuple):
@@ -78,7 +79,7 @@ class DeliveryCounts:
             self._change()
 
     def count(self, counts: Iterable[Counted], unread: Place) -> None:
-        """These are the counts of everything before `unread`; behind it those of earlier owners still count. If there
+        """These are the counts of everything before `unread`; after it those of earlier owners still count. If there
         are too many ranges, the highest counts are kept: those messages are given up first."""
         left = (each._replace(start=max(each.start, unread)) for each in self._earlier if each.end > unread)
         counted = [each for each in [*counts, *left] if each.times]

@@ -128,7 +128,7 @@ class Dispatch:
         self._home = NO_HOME
         self._timer: asyncio.TimerHandle | None = None
         self.refused_more = False
-        """A consumer that holds as much as it may was refused more: whoever waits is told when something is
+        """A consumer that holds as much as it may was refused more: those that wait are told when something is
         acknowledged."""
 
     # -- giving ------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Dispatch of a `key_shared` subscription on one owned segment: each consumer gets the keys that it is due for.
 
-A message is delivered if its consumer is due for the key (see `assignment`), if nobody else has a message of it, and if
-everything before it under the key is acknowledged or at the same consumer. So it does not matter for the order who is
-due, which other brokers may see differently, and which changes when consumers come and go: a key passes to its next
-consumer only once the last one has nothing of it (DESIGN §5.10).
+A message is delivered if its consumer is due for the key (see `assignment`), if no other consumer has a message of it,
+and if everything before it under the key is acknowledged or at the same consumer. So it does not matter for the order
+who is due, which other brokers may see differently, and which changes when consumers come and go: a key passes to its
+next consumer only once the last one has nothing of it (DESIGN §5.10).
 
 A message that returns takes the later ones of its key along, so that they follow it again. What is acknowledged in an
 undecided transaction holds its key, also after the segment was opened again.
@@ -157,7 +157,7 @@ class KeyedDispatch(Dispatch):
 
     @property
     def ended(self) -> bool:
-        """Whether everything that the segment will ever contain is acknowledged, but for what is to be delivered later:
+        """Whether everything that the segment will ever contain is acknowledged, except what is to be delivered later:
         until then a key may be at a consumer that is not the one to which a segment that takes over would deliver
         it."""
         return len(self._deliveries) == self._deliveries.not_due and self._segment.ended_at(

@@ -340,8 +340,8 @@ class SegmentSubscription:
     async def acknowledge(self, acks: Iterable[Ack]) -> None:
         """Acknowledge outside transactions, directly after `check`. Returns once the acknowledgements are durable.
 
-        Raises OUTCOME_UNKNOWN if they are not: this broker delivers the messages to nobody, and keeps trying. If this
-        incarnation has ended meanwhile, nothing that it has acknowledged counts, and the error says so.
+        Raises OUTCOME_UNKNOWN if they are not: this broker delivers the messages to no consumer, and keeps trying. If
+        this incarnation has ended meanwhile, nothing that it has acknowledged counts, and the error says so.
         """
         for ack in acks:
             self.dispatch.delete(ack.span)
@@ -552,14 +552,14 @@ class SegmentSubscription:
         return read_messages(self.segment.id, frame, [place.message])[0] if frame is not None else None
 
     async def forget_unreadable(self, places: Sequence[Place]) -> None:
-        """Acknowledge messages that can no longer be read, so that nobody gets them. Raises the store's errors."""
+        """Acknowledge messages that can no longer be read, so that no consumer gets them. Raises the store's errors."""
         for place in places:
             self.dispatch.delete(self._span_of(place))
         await self._cursor_store.persist()
 
     async def give_up(self, txn_id: TxnId, places: Sequence[Place]) -> None:
         """Acknowledge, in this transaction of the broker, messages that were delivered too often. Raises `AckRefused`
-        if somebody has acknowledged one of them meanwhile, and as `store_acks`."""
+        if one of them was acknowledged meanwhile, and as `store_acks`."""
         acks = []
         for place in places:
             delivery = self.deliveries.get(place)

@@ -153,7 +153,7 @@ class SegmentSubscriptions:
 
     async def settle(self) -> None:
         """Make durable what consumers have passed over, such as hidden entries at the end of a sealed segment, after
-        which nobody acknowledges anything. Raises the store's errors."""
+        which nothing is acknowledged. Raises the store's errors."""
         for subscription in self:
             await subscription.settle()
 

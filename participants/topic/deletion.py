@@ -6,11 +6,11 @@ from their topics (see `removal`).
 No other broker needs to agree: once the generation is bumped, no former owner can store anything, and every broker that
 reads the segment's record leaves it alone. What remains are tombstones of the topic (so that the numbers of its
 segments continue), of the owners and of the subscriptions. Every step may be repeated. If one fails, the broker
-finishes the deletion when it next reconciles, even if nobody repeats the request; after a crash, another request or a
+finishes the deletion when it next reconciles, even if the request is not repeated; after a crash, another request or a
 broker that starts does so. The bytes are deleted by a broker that has their storage.
 
 Of a segment that was removed nothing remains, not even the tombstone of its owner. That goes last, together with the
-segment's record: until then every deletion checks it. Later nobody can write anything for the segment, because every
+segment's record: until then every deletion checks it. Later nothing can be written for the segment, because every
 write checks one of the two records at a version, and an owner can only be made beside the segment's record.
 
 An open transaction that wrote to the topic loses its operations there and ends like any other (scenario 38).
@@ -104,7 +104,7 @@ class Deletion:
         self._begun.discard(name)
 
     async def finish_begun(self) -> None:
-        """Finish the deletions that were begun here and failed. One of which no trace is in the store is looked for
+        """Finish the deletions that were begun here and failed. One without a trace in the store is looked for
         again: its first write may still be on its way. Raises as `delete`."""
         for name in sorted(self._begun):
             stored = await self._broker.topics.get_or_tombstone(name)

@@ -78,7 +78,7 @@ class LayoutUpkeep:
 
     async def split(self, segment_id: str, at: int | None) -> tuple[str, ...]:
         """Split the segment into two children: hashes below `at`, and from `at` on (None means the middle). An equal
-        split that is already done is no error.
+        split that is already done is not an error.
 
         Raises INVALID_ARGUMENT if `at` leaves no hash for one of them, and SEGMENT_SEALED if the segment was sealed
         differently.
@@ -140,7 +140,7 @@ class LayoutUpkeep:
     # -- merge -------------------------------------------------------------------------------------------------
 
     async def merge(self, segment_id: str, other_id: str) -> tuple[str, ...]:
-        """Merge the segment and its neighbour into one child. A merge that is already done is no error.
+        """Merge the segment and its neighbour into one child. A merge that is already done is not an error.
 
         Raises INVALID_ARGUMENT if they are not neighbours, SEGMENT_SEALED if one of them was sealed differently, and
         STORE_UNAVAILABLE if the owner of the other one is unavailable.

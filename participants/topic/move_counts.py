@@ -27,7 +27,7 @@ from participants.topic.cut import Cutting, PassedEntries
 from participants.topic.reading import AnySegment
 
 MOST_KEPT = 20
-"""Unfinished counts that a broker remembers. Whoever comes back to an earlier one begins anew."""
+"""The unfinished counts that a broker remembers. A caller that comes back to an earlier one begins anew."""
 MOST_KEPT_RANGES = 20_000
 """Of all unfinished counts but the latest; about 6 MB."""
 

@@ -41,7 +41,7 @@ from participants.topic.deletion import Deletion, owner_tombstone
 
 log = structlog.get_logger()
 TRANSACTIONS_NAMED = 100
-"""A refusal names at most so many transactions."""
+"""The most transactions that a refusal names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Removal:
                 log.info("a segment is not removed, which will be tried again", segment=segment.id, error=str(error))
 
     async def _learn_children(self) -> None:
-        """The children of a merge are recorded by whoever completes it, and the answer may be lost."""
+        """The children of a merge are recorded by the broker that completes it, and the answer may be lost."""
         sealed = {
             paths.segment(each.id): each
             for each in self._broker.served.values()

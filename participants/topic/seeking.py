@@ -42,7 +42,7 @@ from participants.topic.cut import cut_at
 from participants.topic.reading import AnySegment, end_of, position_at
 
 HOLDERS_NAMED = 100
-"""A refusal names at most so many transactions."""
+"""The most transactions that a refusal names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The metrics of subscriptions: how far they are behind, what their consumers hold, and how many these are.
 
-They are taken from memory when somebody scrapes, as far as the segments are served here: of a topic on several brokers,
+They are taken from memory by each scrape, as far as the segments are served here: of a topic on several brokers,
 add them up. Counting messages would mean to read them, so what is behind is counted in entries and bytes.
 """
 

@@ -220,7 +220,7 @@ class Subscriptions:
             raise acks_error(errors, len(outcomes))
 
     async def _without_removed(self, topic: str, request: AckRequest) -> AckRequest:
-        """The request without what was removed with its segment: it is acknowledged, or nobody can receive it any more.
+        """The request without what was removed with its segment: it is acknowledged, or can no longer be received.
         Raises TXN_CONFLICT for a single message inside a transaction, as for any that is acknowledged already."""
         known = (await self._broker.topic(topic)).segments
         unknown = [each for each in request.segments if each not in known]

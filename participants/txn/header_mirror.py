@@ -134,7 +134,7 @@ class HeaderMirror:
                 self._telling = asyncio.get_running_loop().call_soon(self._tell)
 
     def _stop_telling(self) -> None:
-        """Nobody follows any more, but some may still wait."""
+        """There are no followers left, but some may still wait."""
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None

@@ -39,7 +39,7 @@ class OwnTransactions:
     async def begin(self, purpose: str) -> TxnId:
         """Begin a transaction; `purpose` is shown to operators. Raises the store's errors.
 
-        The apply checks only absence, so it is sent once (DESIGN §5.11): if its answer is lost, nobody has the id, and
+        The apply checks only absence, so it is sent once (DESIGN §5.11): if its answer is lost, no one has the id, and
         the timeout ends what it may have begun. An id that is in use was given out again by a store that was restored.
         """
         now_ms = self._clock()

@@ -5,7 +5,7 @@ and applies. Each keeps its own checks and its own outcome, in the apply that de
 many is nothing but their applies at one moment; if it is refused, each is repeated alone. Operations are found by
 range reads that begin after the request, and so after its decision.
 
-Nobody waits for this work, so rounds begin at least `REST_S` after one another: a busy broker has fewer and larger
+No one waits for this work, so rounds begin at least `REST_S` after one another: a busy broker has fewer and larger
 ones. A request that finds the broker at rest is done at once.
 """
 
@@ -92,7 +92,7 @@ class SharedMaterializing:
             await materializer.materialize(self._store, segment, ownership, txn_id, outcome)
 
     async def close(self) -> None:
-        """Whoever still waits is told that the store is closed."""
+        """Close. Callers that still wait are told that the store is closed."""
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])

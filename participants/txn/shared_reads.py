@@ -53,7 +53,7 @@ class SharedReads:
         return await answer
 
     async def close(self) -> None:
-        """Whoever still waits is told that the store is closed."""
+        """Close. Callers that still wait are told that the store is closed."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
