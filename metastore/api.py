@@ -49,7 +49,7 @@ MAX_BATCH_BYTES = 1 << 20
 POLL_INTERVAL_MS = 1_000
 _KEYS_PER_PART = 100
 _MOST_ROUNDS = 1_000
-"""Of a call that others overtake each time: several times of what 64 writers of one prefix need."""
+"""The attempts of a call that others overtake each time: several times what 64 writers of one prefix need."""
 
 
 def _overtaken(key: str) -> StoreUnavailable:
@@ -75,7 +75,7 @@ def is_telling() -> bool:
 
 
 def behind(how: str) -> str:
-    """Why a store is not used that has lost writes."""
+    """Why a store that has lost writes is not used."""
     return f"the metadata store went back in time: {how}"
 
 
@@ -89,7 +89,7 @@ class MetadataStore(ABC):
     """A metadata store; see the module's docstring. `indexes` are declared once, when the store is opened."""
 
     kind: str = "memory"
-    """The scheme of its URL."""
+    """The scheme of the store's URL."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
     poll_interval_ms: int = POLL_INTERVAL_MS
@@ -117,7 +117,7 @@ class MetadataStore(ABC):
         return Batch(self.indexes, keep_entries=False)
 
     def group_sent(self, applies: int) -> None:
-        """Called by the backends, on the event loop."""
+        """Count a request. Called by the backends, on the event loop."""
         for listener in self.group_listeners:
             listener(applies)
 
@@ -271,7 +271,7 @@ class MetadataStore(ABC):
         return (await self.get_many(())).revision
 
     async def size_bytes(self) -> int | None:
-        """About how many bytes the store takes where it keeps its data; None if it does not tell. It is for people who
+        """About how many bytes the store takes where it keeps its data; None if it does not say. It is for people who
         look after the store. Raises the store's errors."""
         return None
 
@@ -338,7 +338,7 @@ class StoredIndexes(MetadataStore):
 
 
 class OwnRecord(Ephemeral):
-    """For stores within one process: the record ends by `close`, unless another caller has written it since."""
+    """A record of a store within one process. It ends by `close`, unless another caller has written it since."""
 
     def __init__(self, store: MetadataStore, key: str, version: Version) -> None:
         self._store = store

@@ -56,7 +56,7 @@ class Upgrade:
     finalized_ms: int | None
     processes: list[RunningProcess]
     absent_owners: dict[str, list[str]] = field(default_factory=dict)
-    """By the URL of a broker that is not announced, the segments that it owns."""
+    """The segments that a broker which is not announced owns, by its URL."""
     stored: Record | None = None
 
     @property
@@ -107,7 +107,7 @@ async def read_upgrade(store: MetadataStore) -> Upgrade:
 
 
 async def _processes(store: MetadataStore) -> AsyncIterator[RunningProcess]:
-    """Those that have announced their release, and those of release 0.2.0, which have not."""
+    """The processes that have announced their release, and those of release 0.2.0, which have not."""
     known: set[str] = set()
     async for record in dump(store, paths.PROCESSES):
         process = ProcessRecord.decode(record.value)

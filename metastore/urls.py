@@ -144,7 +144,7 @@ def _credentials(
     user: str | None = None,
     password_file: str | None = None,
 ) -> tuple[Tls | None, Login | None]:
-    """Raises `InvalidCredentials`."""
+    """The credentials in a URL. Raises `InvalidCredentials`."""
     return Tls.of(ca, cert, key), Login.of(user, password_file)
 
 

@@ -17,15 +17,15 @@ from enum import StrEnum
 from metastore.txn.records.subscriptions import SubscriptionRecord
 
 FIRST = 1
-"""That of a cluster without a record of its version, and of processes that announce none."""
+"""The version of a cluster without a record of it, and of processes that announce none."""
 SPEAKS = 2
-"""What this release reads and writes."""
+"""The version that this release reads and writes."""
 RELEASES: Mapping[int, str] = {1: "0.2.0", 2: "0.3.0"}
 """The first release that speaks each version."""
 
 
 class Feature(StrEnum):
-    """What needs a later version than the first, as a refusal names it."""
+    """A feature that needs a later version than the first, as a refusal names it."""
 
     HIDDEN_INDEXES = "indexes of hidden entries"
     REWRITING = "rewriting and compaction of ledgers"
@@ -54,7 +54,7 @@ class Feature(StrEnum):
 
 
 def features_of(subscription: SubscriptionRecord) -> Iterator[Feature]:
-    """What the definition of a subscription needs."""
+    """The features that the definition of a subscription needs."""
     if subscription.type == "key_shared":
         yield Feature.KEY_SHARED
     if subscription.ack_timeout_ms is not None or subscription.redelivery_delay_ms is not None:
@@ -73,7 +73,7 @@ class ClusterVersion:
         self.current = current
 
     def learn(self, version: int) -> None:
-        """It was read in the store. It never goes back, whatever order the answers come in."""
+        """Take over a version that was read in the store. It never goes back, whatever order the answers come in."""
         self.current = max(self.current, version)
 
     def allows(self, feature: Feature) -> bool:

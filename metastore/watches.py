@@ -206,7 +206,7 @@ class Mirror:
         return self._records
 
     def forget(self, key: str) -> None:
-        """Do not keep `key` any longer. It comes back as a change when it changes or is listed after a gap."""
+        """Stop keeping `key`. It comes back as a change when it changes or is listed after a gap."""
         self._records.pop(key, None)
 
     @asynccontextmanager

@@ -45,7 +45,8 @@ class Tls:
         return tls
 
     def context(self) -> ssl.SSLContext:
-        """For a client that requires a trusted certificate with the right host name. Raises `InvalidCredentials`."""
+        """The context of a client that requires a trusted certificate with the right host name. Raises
+        `InvalidCredentials`."""
         for what, file in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
             if file:
                 _read(what, file)
@@ -80,7 +81,7 @@ class Login:
 
     @classmethod
     def of(cls, user: str | None, password_file: File | None) -> Login | None:
-        """None without a user. The password is the content of the file without the end of its line.
+        """The login, or None without a user. The password is the content of the file without the end of its line.
 
         Raises `InvalidCredentials`.
         """

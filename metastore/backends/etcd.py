@@ -168,7 +168,7 @@ class EtcdStore(StoredIndexes):
         return DEFAULT_MAX_TXN_OPS
 
     async def takes_operations(self, count: int) -> bool:
-        """Whether the server takes a request with so many operations. False, too, if it refuses for another reason,
+        """Whether the server takes a request with this many operations. False, too, if it refuses for another reason,
         which every later request will report."""
         nothing = RequestOp(request_range=RangeRequest(key=self._wire.key("/"), count_only=True))
         try:
@@ -182,18 +182,19 @@ class EtcdStore(StoredIndexes):
         self._commit.limits = limits
 
     async def size_bytes(self) -> int | None:
-        """Of the file of the member in use, which its quota bounds."""
+        """The size of the file of the member in use, which its quota limits."""
         told = await self._status()
         return None if told is None else told.dbSize
 
     async def why_full(self) -> str | None:
-        """Every member tells of the alarm, which lasts until somebody ends it, also where there is room again."""
+        """Why the store is full. Every member reports the alarm, which lasts until it is disarmed, even if there is
+        room again."""
         told = await self._status()
         full = told is not None and any("alarm:NOSPACE" in error for error in told.errors)
         return str(self._connection.full()) if full else None
 
     async def _status(self) -> StatusResponse | None:
-        """Of the member in use. Not every user may see it."""
+        """The status of the member in use. Not every user may see it."""
         try:
             return await self._connection.ask(self._connection.maintenance.Status, StatusRequest(), self._deadline_s)
         except grpc.aio.AioRpcError:

@@ -66,7 +66,7 @@ def is_absent(key: bytes) -> bytes:
 
 
 def is_first(key: bytes) -> bytes:
-    """The record was created and never written again: version 1 (target 0, the default, is VERSION)."""
+    """Compare: the record was created and never written again: version 1 (target 0, the default, is VERSION)."""
     return _before_first(len(key)) + key + b"\x20\x01"
 
 
@@ -76,7 +76,7 @@ def is_at(key: bytes, mod_revision: int) -> bytes:
 
 
 def is_empty(key: bytes, end: bytes) -> bytes:
-    """There is no record in `[key, end)`."""
+    """Compare: there is no record in `[key, end)`."""
     return b"\x0a" + sized(b"\x10\x01\x1a" + sized(key) + b"\x28\x00\x82\x04" + sized(end))
 
 
@@ -139,5 +139,5 @@ def else_read(key: bytes) -> bytes:
 
 
 def else_read_first(key: bytes, end: bytes) -> bytes:
-    """Reads the first record in `[key, end)`."""
+    """Read the first record in `[key, end)`."""
     return b"\x1a" + sized(b"\x0a" + sized(b"\x0a" + sized(key) + b"\x12" + sized(end) + b"\x18\x01"))

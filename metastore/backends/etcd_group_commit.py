@@ -23,7 +23,7 @@ a *fence* is sent, with the very compare of the request:
 
     Txn  if    version(marker) == n   then  put marker = {"fence": id}   else  get marker
 
-Whichever of the two takes effect first makes the version n + 1, and the other's compare fails forever. Nobody else
+Whichever of the two takes effect first makes the version n + 1, and the other's compare fails forever. Nothing else
 writes this marker, and the slot carries nothing until one fence has been answered (all fences for one request are
 equal, so any of them may be). Then the marker's value says which it was:
 

@@ -28,7 +28,8 @@ class _Member(Generic[Read, Found]):
 
 
 class GroupReads(Generic[Read, Found]):
-    """`ask` sends up to `reads_per_request` reads, and returns the result of each, in order, and the revision."""
+    """Group reads. `ask` sends up to `reads_per_request` reads, and returns the result of each, in order, and the
+    revision."""
 
     def __init__(
         self, ask: Callable[[Sequence[Read]], Awaitable[tuple[list[Found], Revision]]], reads_per_request: int

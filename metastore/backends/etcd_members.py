@@ -33,7 +33,7 @@ _OPTIONS: list[tuple[str, object]] = [
 ]
 
 ListMembers = Callable[["EtcdMember"], Awaitable[MemberListResponse]]
-"""Asks this very member. Raises `grpc.aio.AioRpcError`."""
+"""Ask this very member. Raises `grpc.aio.AioRpcError`."""
 
 
 class EtcdMember:
@@ -65,7 +65,7 @@ class EtcdMember:
         return self.requests.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
     def change(self) -> asyncio.Task[None]:
-        """Returns when the state of the channel for requests has changed."""
+        """Wait until the state of the channel for requests has changed."""
         if self._change is None or self._change.done():
             watched = self.requests.wait_for_state_change(self.requests.get_state(try_to_connect=True))
             self._change = asyncio.ensure_future(watched)
@@ -84,7 +84,7 @@ class EtcdMember:
 
 
 class EtcdMembers:
-    """`in_use` is the member to which calls go."""
+    """The members. `in_use` is the one to which calls go."""
 
     def __init__(self, endpoints: Sequence[str], credentials: grpc.ChannelCredentials | None) -> None:
         self._credentials = credentials
@@ -186,7 +186,7 @@ class EtcdMembers:
 
 
 def _connected(members: Iterable[EtcdMember]) -> list[EtcdMember]:
-    """A list, because each of them is asked, which also makes it connect."""
+    """The connected members, as a list, because each of them is asked, which also makes it connect."""
     return [member for member in members if member.ready]
 
 

@@ -1,4 +1,4 @@
-"""How the members of an etcd cluster are set up, as far as they tell: their metrics, the number of operations that a
+"""How the members of an etcd cluster are set up, as far as they say: their metrics, the number of operations that a
 request may have, and whether history is ever compacted. docs/stores.md has the reasons."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Told = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """One member. What it does not tell is None, and `silence` says why: it is `away` if nothing answers at its
+    """One member. What it does not say is None, and `silence` says why: it is `away` if nothing answers at its
     address. `alarms` are those of the whole cluster."""
 
     member: str
@@ -110,7 +110,7 @@ class EtcdSettings:
 
 
 async def settings_of(store: EtcdStore) -> AsyncIterator[EtcdSettings]:
-    """One for each member that is known. Raises the store's errors."""
+    """The settings of each known member. Raises the store's errors."""
     revision, never_compacted = await store.current_revision(), await _has_all_history(store)
     max_txn_ops = 0
     for count in WANTED_MAX_TXN_OPS:
@@ -157,7 +157,7 @@ async def _has_all_history(store: EtcdStore) -> bool:
 
 
 async def _metrics_of(address: str, tls: Tls | None) -> tuple[dict[str, float], str | None, bool]:
-    """What a member tells by HTTP, with its version as the name `version <number>`; or why it does not, and whether
+    """What a member says over HTTP, with its version as the name `version <number>`; or why it does not, and whether
     nothing answers there."""
     try:
         text = await asyncio.to_thread(_get, f"{'https' if tls else 'http'}://{address}/metrics", tls)

@@ -2,7 +2,7 @@
 
 Ten watches of one prefix on the server cost ten times the messages; a local one costs nothing.
 
-The stream resumes behind the last revision that was delivered *completely*. Progress notifications are neither asked
+The stream resumes after the last revision that was delivered *completely*. Progress notifications are neither asked
 for nor trusted: before 3.4.25 they can run ahead of the events. A response marked as fragment is continued by the
 next one, and all events of a revision are published as one `Changes`.
 """

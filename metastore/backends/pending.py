@@ -52,17 +52,17 @@ class PendingApplies(ABC, Generic[P]):
 
     @abstractmethod
     def _sent(self) -> Iterable[P]:
-        """Those in flight."""
+        """The applies in flight."""
 
     def _unsent(self) -> Iterable[P]:
-        """Those that wait."""
+        """The applies that wait."""
         return self._queue
 
     def _unanswered(self) -> Iterator[P]:
         return (one for one in chain(self._sent(), self._unsent()) if not one.answer.done())
 
     def _deadline(self) -> float:
-        """Of an apply that is called now."""
+        """The deadline of an apply that is called now."""
         return self._loop.time() + self._deadline_s
 
     def _enqueue(self, pending: P) -> None:

@@ -116,7 +116,7 @@ _STORE_FAILURES = (sqlite3.Error, MemoryError)
 T = TypeVar("T")
 
 SqliteRow = tuple[str, bytes, int, int]
-"""Key, value, version, writes."""
+"""A row: key, value, version, writes."""
 
 Plan = Callable[[sqlite3.Connection], Batch]
 
@@ -143,7 +143,7 @@ class _Job(Generic[T]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Write(_Job[Applied]):
-    """`plan` makes the batch when it is the job's turn, inside the group's transaction."""
+    """A write. `plan` makes the batch when it is the job's turn, inside the group's transaction."""
 
     plan: Plan
     ephemeral: bool = False
@@ -219,7 +219,8 @@ class SqliteStore(StoredIndexes):
         return await self._apply(lambda _: batch)
 
     async def put_sequential(self, prefix: str, value: bytes) -> Record:
-        """Native: the number is taken inside the group's transaction, so no caller loses and many share one commit."""
+        """See `MetadataStore`. The number is taken inside the group's transaction, so no caller loses and many share
+        one commit."""
         self._refuse_unfit_sequence(prefix, value)
         counter, key = sequence_counter(prefix), ""
 
@@ -283,7 +284,7 @@ class SqliteStore(StoredIndexes):
         return await self._read(query)
 
     async def size_bytes(self) -> int | None:
-        """Of the file, without its write-ahead log."""
+        """The size of the file, without its write-ahead log."""
 
         def query(connection: sqlite3.Connection) -> int:
             product = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
@@ -298,8 +299,8 @@ class SqliteStore(StoredIndexes):
         return await self._in_time(job, _too_late_to_read)
 
     async def _in_time(self, job: _Job[T], too_late: Callable[[_Job[T]], None]) -> T:
-        """The answer, unless `too_late` has given another one at the deadline. This is `asyncio.timeout` for a tenth of
-        its price, because only a future has to be ended."""
+        """Wait for the answer, unless `too_late` has given another one at the deadline. This is `asyncio.timeout` for a
+        tenth of the cost, because only a future has to be ended."""
         timer = asyncio.get_running_loop().call_later(self._deadline_s, too_late, job)
         try:
             return await job.future
@@ -307,7 +308,7 @@ class SqliteStore(StoredIndexes):
             timer.cancel()
 
     def _went_back(self, how: str) -> None:
-        """Called in the threads of the lanes."""
+        """Note that the store has lost writes. Called in the threads of the lanes."""
         self.lost_writes = self.lost_writes or how
 
     # -- hints -------------------------------------------------------------------------------------------------
@@ -317,7 +318,8 @@ class SqliteStore(StoredIndexes):
         return self._log.watch(prefix, from_revision)
 
     async def ephemeral(self, key: str, value: bytes, ttl_ms: int) -> Ephemeral:
-        """Only this process can serve the file, so the record is deleted when the file is opened next."""
+        """Put an ephemeral record. Only this process can serve the file, so it is deleted when the file is next
+        opened."""
         batch = self.batch().put(key, value)
         self.refuse_unfit(batch)
         applied = await self._apply(lambda _: batch, ephemeral=True)
@@ -696,7 +698,7 @@ def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -
 def _write(
     connection: sqlite3.Connection, batch: Batch, found: Mapping[str, SqliteRow], revision: Revision, ephemeral: bool
 ) -> Written | None:
-    """Returns None if nothing was changed. `found` are the current rows of the keys of the batch."""
+    """Apply a batch. Returns None if nothing was changed. `found` are the current rows of the keys of the batch."""
     deleted = batch.deletes & found.keys()
     for some in _parts(deleted):
         connection.execute(_DELETE_SOME.format(_marks(len(some))), some)
@@ -761,7 +763,7 @@ def _revision(connection: sqlite3.Connection) -> Revision:
 
 
 def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> dict[str, SqliteRow]:
-    """The rows that exist. A statement with many keys costs a third of as many statements."""
+    """The rows that exist. One statement with many keys costs a third of as many statements."""
     rows: dict[str, SqliteRow] = {}
     for some in _parts(keys):
         rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(_marks(len(some))), some))
@@ -814,7 +816,7 @@ def _opening_failure(path: Path, error: sqlite3.Error) -> MetastoreError:
 
 
 def _identity(path: Path, known: tuple[int, int] | None = None) -> tuple[int, int] | None:
-    """Which file has this name; None if none has. It is the `known` one as long as that cannot be determined."""
+    """The file that has this name, or None. It is the `known` one as long as that cannot be determined."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -13,7 +13,7 @@
     zookeeper_paths.py          keys as znodes
     zookeeper_wire.py           requests as bytes
     zookeeper_connection.py     kazoo's client, called from an event loop
-    zookeeper_commands.py       what a server tells anybody, such as how much it stores
+    zookeeper_commands.py       what a server tells anyone, such as how much it stores
 
 **Revisions and versions are zxids**, the 64-bit numbers of ZooKeeper's own transactions. An apply takes effect in one
 multi, that is one zxid. Every multi sets the znode `tip`, so the tip's mzxid is the zxid of the last apply: the
@@ -256,7 +256,7 @@ class ZooKeeperStore(StoredIndexes):
             raise InvalidBatch("the store was opened read-only")
 
     async def size_bytes(self) -> int | None:
-        """Of the snapshots and logs of a server that allows the command `conf`."""
+        """The size of the snapshots and logs of a server that allows the command `conf`."""
         hosts, _ = collect_hosts(self._connection.hosts)
         return max(await stored_bytes(hosts, self._connection.tls), default=None)
 

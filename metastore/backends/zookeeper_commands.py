@@ -1,4 +1,4 @@
-"""The commands of four letters, which a server of ZooKeeper answers to anybody if its settings allow them."""
+"""The four-letter commands, which a ZooKeeper server answers to anyone if its settings allow them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BYTES = 1 << 20
 
 
 async def stored_bytes(hosts: Iterable[tuple[str, int]], tls: Tls | None) -> list[int]:
-    """The bytes of snapshots and logs, of each server that tells them by `conf`."""
+    """The bytes of snapshots and logs, of each server that reports them by `conf`."""
     asked = [asyncio.to_thread(ask, host, port, b"conf", tls) for host, port in hosts]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     told = [numbers_in(answer) for answer in answers if isinstance(answer, str)]
@@ -27,7 +27,7 @@ def numbers_in(conf: str) -> dict[str, int]:
 
 
 def ask(host: str, port: int, request: bytes, tls: Tls | None) -> str:
-    """The answer ends with the connection. Some servers end that without a farewell of TLS."""
+    """Ask a server. The answer ends with the connection, which some servers close without a TLS close notification."""
     with socket.create_connection((host, port), timeout=WITHIN_S) as plain:
         plain.settimeout(WITHIN_S)
         if tls is None:

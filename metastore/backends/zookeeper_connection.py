@@ -67,7 +67,7 @@ class Reading:
 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):
-    """kazoo says only in its log why there is no connection. This remembers what it said last."""
+    """The last reason in kazoo's log, which is the only place where it says why there is no connection."""
 
     said = ""
 
@@ -100,7 +100,8 @@ class _Handler(SequentialThreadingHandler):
         return connection
 
     def select(self, readable: Sequence[Any], *others: Any) -> Any:
-        """Data that TLS has already decrypted is no longer seen by the operating system."""
+        """Select, which must look at TLS itself: data that is already decrypted is no longer seen by the operating
+        system."""
         decrypted = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
         return (decrypted, [], []) if decrypted else super().select(readable, *others)
 
@@ -200,7 +201,8 @@ class ZooKeeperConnection:
         tls: Tls | None = None,
         login: Login | None = None,
     ) -> Self:
-        """Raises `StoreUnavailable` if no host takes a session within the deadline, `InvalidCredentials`."""
+        """Connect. Raises `StoreUnavailable` if no host takes a session within the deadline, and
+        `InvalidCredentials`."""
         if login and ":" in login.user:
             raise InvalidCredentials(f"the name of a ZooKeeper user must not contain a colon: {login.user!r}")
         connection = cls(hosts, session_timeout_s, tip, tls, login)
@@ -281,12 +283,14 @@ class ZooKeeperConnection:
         return StoreUnavailable(f"{what}: ZooKeeper at {self.hosts} does not answer{reason}")
 
     def denied(self) -> StoreUnavailable:
-        """The znodes of this store belong to another user. With a wrong password, a user counts as another one."""
+        """The error when the znodes of this store belong to another user. With a wrong password, a user counts as
+        another one."""
         who = f"the user {self._user!r}, or the password" if self._user else "a client without a user"
         return StoreUnavailable(f"ZooKeeper at {self.hosts} refuses {who}: the root belongs to another user")
 
     async def wait_connected(self, deadline: float | None = None) -> None:
-        """Raises `StoreUnavailable` when the deadline passes first, and if the store went back in time."""
+        """Wait for a connection. Raises `StoreUnavailable` when the deadline passes first, and if the store went back
+        in time."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._connected.wait()
@@ -296,7 +300,7 @@ class ZooKeeperConnection:
             raise StoreUnavailable(behind(self._behind))
 
     def learn(self, tip: Stat) -> None:
-        """How far the store was seen."""
+        """How far this process has seen the store."""
         if self._newest is None or tip.mzxid > self._newest.mzxid:
             self._newest = tip
 
@@ -408,7 +412,7 @@ class ZooKeeperConnection:
 
 
 def _went_back(seen: Stat, tip: Stat | None) -> str | None:
-    """How the tip shows that the store contains less than was seen of it."""
+    """How the tip shows that the store contains less than was seen before."""
     if tip is None:
         return "its root is gone"
     applies = (tip.version - seen.version + (1 << 31)) % (1 << 32) - (1 << 31)  # it wraps around at 32 bits

@@ -52,7 +52,7 @@ Apply = Callable[[Batch, Sequence[bytes]], Awaitable[Applied]]
 
 
 class HeldRecord(Ephemeral):
-    """Ends by `close`, or with the process. `session` is the one in which it is held, as far as that is known."""
+    """A record that ends by `close`, or with the process. `session` is the one in which it is held, as far as known."""
 
     def __init__(self, owner: Ephemerals, key: str, value: bytes) -> None:
         self._owner = owner
@@ -63,7 +63,8 @@ class HeldRecord(Ephemeral):
         self.closing = False
 
     async def close(self) -> None:
-        """Raises the store's errors: then the record ends with the session, and closing it may be tried again."""
+        """Delete the record. Raises the store's errors: then it ends with the session, and closing it may be tried
+        again."""
         await self._owner.let_go(self)
 
 
@@ -179,7 +180,7 @@ class Ephemerals:
             self._keeper = in_background(self._hold_again(), "zookeeper ephemerals again")
 
     def _lost(self) -> list[HeldRecord]:
-        """Records whose session is over. None without a connection: there will be an event with the next one."""
+        """The records whose session is over. None without a connection: there will be an event with the next one."""
         session = self._connection.session
         if session is None:
             return []
@@ -227,7 +228,7 @@ class Ephemerals:
                 await backoff.pause()
 
     def _wake(self, changed: asyncio.Event, _: object) -> None:
-        """Called on a thread of kazoo's."""
+        """Note a change of the owners. Called on a thread of kazoo's."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(changed.set)
 

@@ -19,7 +19,7 @@ are read. All this is definite: a multi that was answered with a failure never t
 **A lost reply.** When the connection is lost, the request may have been applied, may be applied later, or never. Its
 log entry tells, but only once nothing can change any more: the request may still sit in a server. ZooKeeper refuses
 requests of a session that has moved to another server, yet between two connections to one server it promises little. So
-the writer sends a *fence*: it sets its own log znode without a version, until one such set has been answered. Nobody
+the writer sends a *fence*: it sets its own log znode without a version, until one such set has been answered. Nothing
 else writes that znode, and its data version only grows. The request demands version n; after the fence the version is
 always above n, so from then on the request cannot be applied. Then
 

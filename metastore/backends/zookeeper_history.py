@@ -80,7 +80,7 @@ class History:
                 return
 
     async def _delete(self, entries: Sequence[str], *checks: bytes) -> bool:
-        """Delete those that still exist. Returns False, and stops, once one of the checks does not hold."""
+        """Delete the entries that still exist. Returns False, and stops, once one of the checks does not hold."""
         for part in in_parts(entries, DELETED_AT_ONCE):
             left = list(part)
             while left:
@@ -98,7 +98,7 @@ class History:
         return [f"{self._paths.log}/{writer}" for writer in writers]
 
     async def _entries(self, home: str) -> list[str]:
-        """The entries of one log, the oldest first."""
+        """The entries of one log, oldest first."""
         return [f"{home}/{number}" for number in sorted(await self._connection.children(home, self._deadline()))]
 
     def _deadline(self) -> float:

@@ -61,7 +61,7 @@ def encode(changes: Iterable[Change]) -> bytes:
 
 
 def decode(entry: bytes, revision: Revision) -> tuple[Event, ...]:
-    """What `encode` wrote. Raises `ValueError` for anything else, such as an entry cut short."""
+    """Decode what `encode` wrote. Raises `ValueError` for anything else, such as an entry cut short."""
     events: list[Event] = []
     offset = 0
 
@@ -187,7 +187,7 @@ class LogReader:
             end = home.stat.version if home else 0
 
     async def _search(self, writer: str, tip: Node, deadline: float) -> list[Node]:
-        """Find the entries behind `revision` from the end of the log: of an unknown log, or across a hole."""
+        """Find the entries after `revision` from the end of the log: of an unknown log, or across a hole."""
         listing = await self._connection.read([get_children(self._home(writer))], deadline)
         names = listing.found[0]
         if not isinstance(names, list):

@@ -213,7 +213,8 @@ def group_of_offset_entry(entry: str) -> str:
 
 
 def transaction_key(owner: str | None, key: str) -> str:
-    """A key is unique per owner; `&` is escaped in both, so the pair is never ambiguous."""
+    """The key of a transaction key, which is unique per owner; `&` is escaped in both, so the pair is never
+    ambiguous."""
     return f"{TRANSACTION_KEYS}{escape(owner) if owner else ''}&{escape(key)}"
 
 
@@ -298,7 +299,7 @@ def cursor_buckets(segment: str, subscription_name: str, incarnation: int) -> st
 
 
 def cursor_bucket(segment: str, subscription_name: str, incarnation: int, start: tuple[int, int, int]) -> str:
-    """`start` (ledger, entry, index) was the first place of the bucket's first range when it was made."""
+    """The key of a bucket. `start` (ledger, entry, index) was the first place of its first range when it was made."""
     name = ":".join(map(number, start))
     return f"{cursor_buckets(segment, subscription_name, incarnation)}{name}"
 
@@ -356,7 +357,7 @@ def parse_read_hold(key: str) -> tuple[str, str]:
 
 
 def namespace_policy(namespace: str) -> str:
-    """The namespace is `tenant/namespace`."""
+    """The key of the policy of a namespace, `tenant/namespace`."""
     return f"{NAMESPACE_POLICIES}{escape(namespace)}"
 
 

@@ -1,8 +1,9 @@
 """Which read holds are in force (DESIGN §5.24).
 
-A hold is in force as long as its record is there. Who meets one that is over removes it before going on, so its holder
-cannot prolong it behind that. Every request that drops or collects reads the holds *after* the record that his apply
-checks: who takes a hold writes that record again, so a hold that this read does not show makes the apply fail.
+A hold is in force as long as its record is there. A process that meets one that is over removes it before going on, so
+its holder cannot prolong it after that. Every request that drops or collects reads the holds *after* the record that
+his apply checks: who takes a hold writes that record again, so a hold that this read does not show makes the apply
+fail.
 """
 
 from __future__ import annotations

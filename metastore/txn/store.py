@@ -42,7 +42,7 @@ def _by_final_state(key: str, value: bytes) -> Iterable[str]:
 
 @lru_cache(maxsize=1024)
 def _decided(value: bytes) -> str:
-    """The state and the time as in the index; empty while the transaction is open."""
+    """The state and the time as in the index, or empty while the transaction is open."""
     header = Header.decode(value)
     if not header.state.final:
         return ""
@@ -96,7 +96,7 @@ class TransactionRecords(NamedTuple):
 
     @property
     def decided_alike(self) -> tuple[bytes, ...]:
-        """Equal for transactions of which equal decisions make equal headers."""
+        """A value that is equal for transactions whose headers equal decisions make equal."""
         told_by = (self.header_record, self.lease_record, self.prepared_record)
         return tuple(record.value for record in told_by if record)
 

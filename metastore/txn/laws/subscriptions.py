@@ -33,7 +33,7 @@ def subscription_law(record: Record, view: View) -> Problems:
 
 
 def cursor_law(record: Record, view: View) -> Problems:
-    """`…/<incarnation>/mark-delete`, `…/<incarnation>/deliveries` or
+    """The law of `…/<incarnation>/mark-delete`, `…/<incarnation>/deliveries` and
     `…/<incarnation>/acked/<ledger>:<entry>:<index>`."""
     parts = record.key.removeprefix(paths.CURSORS).split("/")
 

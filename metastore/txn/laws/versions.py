@@ -19,7 +19,8 @@ _LEDGER_OF_2 = ("hidden", "hidden_bytes", "form", "former", "first_offset")
 
 
 def form_law(record: Record, view: View) -> Problems:
-    """A store whose version was never recorded is not judged: no process of this release has served it."""
+    """The law of forms. A store whose version was never recorded is not judged: no process of this release has served
+    it."""
     needed = version_needed(record)
     if needed == FIRST:
         return

@@ -48,8 +48,8 @@ class ProcessRecord(JsonRecord):
 class VersionRecord(JsonRecord):
     """`/cluster/version`: the cluster version, and when it was raised last.
 
-    Every process that starts writes the record again, as it was, after it was announced; so whoever raises the version
-    cannot overlook a process.
+    Every process that starts writes the record again, as it was, after it was announced; so a process that raises the
+    version cannot overlook a process.
     """
 
     version: int

@@ -48,7 +48,7 @@ class AckedBucket(JsonRecord):
 
 class DeliveryCountsRecord(JsonRecord):
     """`/cursor/…/deliveries`: nothing at or after the place `through` was ever delivered. In each range of `counts`,
-    from `ledger:entry:index` up to another place, every unacknowledged message was delivered so many times at least."""
+    from `ledger:entry:index` up to another place, every unacknowledged message was delivered at least this often."""
 
     through: str
     counts: tuple[tuple[str, str, int], ...] = ()

@@ -55,7 +55,7 @@ class TopicRecord(JsonRecord):
 
     @property
     def schema_version(self) -> int:
-        """0 without a schema."""
+        """The version of the schema, or 0 without one."""
         return self.schema_history.version if self.schema_history else int(self.arrow_schema is not None)
 
     @property
