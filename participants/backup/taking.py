@@ -68,8 +68,8 @@ class _AgainError(Exception):
 
 
 class BackupTaker:
-    """`progress` is told how many bytes of ledgers were read, some of them twice, and 0: nobody knows how many there
-    are."""
+    """`progress` is told how many bytes of ledgers were read, some of them twice, and 0, because it is not known how
+    many there are."""
 
     def __init__(
         self,
@@ -284,8 +284,8 @@ class BackupTaker:
 
 
 def _cluster(records: Iterable[Record]) -> tuple[str, int]:
-    """The incarnation and the cluster version. Raises `StoreTooNew`, and `StoreWentBack` for a store that nobody may
-    serve."""
+    """The incarnation and the cluster version. Raises `StoreTooNew`, and `StoreWentBack` for a store that no process
+    may serve."""
     found = {record.key: record.value for record in records if record.key in (paths.INCARNATION, paths.VERSION)}
     if paths.INCARNATION not in found:
         raise StoreWentBack("no process has ever served this store, so there is nothing to back up")

@@ -2,7 +2,7 @@
 
 Every broker decides this for itself, by the announcements that it sees in the store, and acts on its own segments only:
 
-    it has no owner, or that is no longer announced        the wanted broker takes it
+    it has no owner, or that is no longer announced         the wanted broker takes it
     it is ours, and another broker is wanted                we drain it and release the record, and that broker takes it
     the record says that it is ours, and we do not have it  the same, with nothing to drain: a claim of ours has
                                                             landed after we had given up

@@ -242,7 +242,7 @@ class OpenLedger(ReadableLedger):
 class LedgerStorage(ABC):
     """A place that holds ledgers. `storage_id` names it forever.
 
-    An `exclusive` storage is open in one process at a time, which may take its segments at once, because nobody else
+    An `exclusive` storage is open in one process at a time, which may take its segments at once, because no other one
     can append to them. Any other storage is open in many processes: a segment is first taken by its ownership record,
     and then `seal` fences its ledger off from the process that was appending to it.
     """

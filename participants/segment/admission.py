@@ -1,7 +1,7 @@
 """Whether an entry may be appended while a producer may have the topic to itself (DESIGN §5.23).
 
     the topic's hold     an entry without an epoch     an entry with the epoch of the hold     with any other one
-    not held              appended                      refused                                 refused
+    not held             appended                      refused                                 refused
     held                 refused                       appended                                refused
 
 The owner of a segment judges by the hold as it was when last read, because plain publishes do not ask the store.
@@ -62,7 +62,7 @@ class Admission:
         try:
             await self._segment.store.apply(self._segment.store.batch().replace(stored, hold.ended.encode()))
         except CheckFailed:
-            pass  # somebody else was faster
+            pass  # another broker was faster
         except MetastoreError as error:
             raise errors.StoreUnavailable(
                 f"the hold of topic {self._segment.record.topic} is over and cannot be ended: {error}",

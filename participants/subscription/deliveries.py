@@ -73,7 +73,7 @@ class Deliveries:
         self._later: SortedSet[tuple[int, Place]] = SortedSet()
         """The messages whose time has not come."""
         self._ahead: set[Place] = set()
-        """The messages that wait, and that this owner has never delivered to anybody."""
+        """The messages that wait, and that this owner has never delivered."""
         self._again: set[Place] = set()
         """The messages that were delivered more than once."""
 
@@ -102,7 +102,7 @@ class Deliveries:
 
     @property
     def undelivered(self) -> int:
-        """The number of messages that were read and that this owner has never delivered to anybody."""
+        """The number of messages that were read and that this owner has never delivered."""
         return len(self._ahead) + self.not_due
 
     @property

@@ -40,7 +40,7 @@ READ_BYTES = 1 << 20
 LOOK_AT_CLOCK_S = 60.0
 """How long a message may be late if the wall clock is set forward."""
 LOOK_BYTES = 1 << 16
-"""Read at once to find the first entry that is not hidden."""
+"""The bytes that are read at once to find the first entry that is not hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What would become of the messages that can be read if the subscription began at `place`: those that would be
-    delivered, so many of which are acknowledged now, and those that would not and are not acknowledged."""
+    """What would happen to the messages that can be read if the subscription began at `place`: those that would be
+    delivered, how many of these are acknowledged now, and those that would not be and are not acknowledged."""
 
     place: Place
     messages: int
@@ -122,7 +122,7 @@ class Dispatch:
         self._on_dead = on_dead
         self._persist = persist
         self.reading = asyncio.Lock()
-        """Held while messages are delivered."""
+        """The lock that is held while messages are delivered."""
         self.admits: Callable[[int], bool] = lambda _: True
         """Whether a consumer may have messages, see `AttachedConsumers`."""
         self._home = NO_HOME
@@ -164,7 +164,7 @@ class Dispatch:
         return list({each.message.message_id: each for each in taking.given}.values())
 
     async def deliver(self, taking: Taking) -> None:
-        """As `take`, to whatever form the messages have in `taking`."""
+        """Like `take`, in whatever form the messages have in `taking`."""
         async with self.reading:
             self._assert_serving()
             if not self.admits(taking.taker.session):
@@ -312,7 +312,7 @@ class Dispatch:
         self._assert_serving()
 
     def recount(self) -> None:
-        """Fewer deliveries count than it seemed; this is stored in the background."""
+        """Correct the counts: fewer deliveries count than it seemed; this is stored in the background."""
         if self._stored_counts is not None:
             self._stored_counts.count(self._deliveries.counted(), self._deliveries.next_read)
             self._segment.spawn(self._store_counts())
@@ -347,7 +347,7 @@ class Dispatch:
             self._on_dead(dead)
 
     def _come_back(self, place: Place, size: int, key: int | None, due_ms: int | None) -> bool:
-        """Returns whether the message was delivered too often."""
+        """Note a message. Returns whether it was delivered too often."""
         if place in self._cursor:
             return False
         if self._pending.holder(place) is not None:
@@ -448,7 +448,7 @@ class Dispatch:
             self._timer = loop.call_at(min(times_s), self._on_time)
 
     def _on_time(self) -> None:
-        with suppress(errors.MetatxnError):  # whoever serves the segment now redelivers everything
+        with suppress(errors.MetatxnError):  # the broker that serves the segment now redelivers everything
             self._assert_serving()
             self._deliveries.become_due(self._segment.clock())
             overdue = self._deliveries.ripen(asyncio.get_running_loop().time())
@@ -495,7 +495,7 @@ class Dispatch:
         return found
 
     async def moved(self, to: Start, within: Span | None = None) -> Moved:
-        """What a move there would do now, or what it would do `within` these places, each at the begin of an entry.
+        """What a move there would do now, or what it would do `within` these places, each at the beginning of an entry.
         What was read is counted in memory, as by `counts`."""
         while True:
             with suppress(errors.PositionTrimmed):
@@ -563,7 +563,7 @@ class Dispatch:
         return at < Place.behind(self._view.end) and not self._deliveries.full
 
     def blocking(self) -> Blocking | None:
-        """What keeps messages from being delivered; only where they are delivered by key."""
+        """What keeps messages from being delivered, only where they are delivered by key."""
         return None
 
     @property

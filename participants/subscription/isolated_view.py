@@ -8,7 +8,7 @@ from participants.segment.segment import Segment
 
 
 class IsolatedView:
-    """Committed entries up to the horizon; or, `uncommitted`, every durable entry, whatever becomes of its
+    """A view of committed entries up to the horizon; or, `uncommitted`, of every durable entry, whatever happens to its
     transaction."""
 
     def __init__(self, segment: Segment, *, uncommitted: bool) -> None:
@@ -16,7 +16,7 @@ class IsolatedView:
         self._uncommitted = uncommitted
 
     async def page(self, after: Position, max_bytes: int) -> Page:
-        """Raises as `SegmentReader.read_committed`."""
+        """Read a page. Raises as `SegmentReader.read_committed` does."""
         reader = self._segment.reader
         read = reader.read_uncommitted if self._uncommitted else reader.read_committed
         return await read(after, max_bytes)

@@ -7,10 +7,10 @@ or has earlier messages of it. They wait like those that have returned:
 
 What is to be delivered later takes part in the order of its key once its time has come, at its place.
 
-A key counts by its hash, so two keys with the same hash are treated as one. It is *held* by whoever has a message of it
-that does not wait: a consumer, or nobody that is known here, for a message that is PENDING_ACK in a transaction whose
-consumer is gone, or that is on its way to the dead-letter topic. Only a consumer that alone holds the key, or that
-takes a free one, may have its next message, so the messages of a key are always at one consumer, in their order.
+A key counts by its hash, so two keys with the same hash are treated as one. It is *held* by the one that has a message
+of it that does not wait: a consumer, or no one that is known here, for a message that is PENDING_ACK in a transaction
+whose consumer is gone, or that is on its way to the dead-letter topic. Only a consumer that alone holds the key, or
+that takes a free one, may have its next message, so the messages of a key are always at one consumer, in their order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from participants.subscription.places import Place, Span
 from participants.subscription.redelivery import Redelivery
 
 LOOK_AHEAD = 2_000
-"""The most messages of one segment that were read and not delivered to anybody yet. No more are read then."""
+"""The most messages of one segment that were read and not delivered yet. No more are read then."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class KeyedDeliveries(Deliveries):
         return len(self._ahead) >= LOOK_AHEAD
 
     def waits(self, span: Span) -> bool:
-        """See `Deliveries`. What has returned may already be at another consumer's turn, so it does wait."""
+        """See `Deliveries`. What has returned may already be another consumer's turn, so it does wait."""
         return any(self._has_returned(place) for place in self._within(span))
 
     # -- reading ahead -----------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class KeyedDeliveries(Deliveries):
     # -- whose turn it is --------------------------------------------------------------------------------------
 
     def holders(self, key: int) -> Iterable[int | None]:
-        """Who has messages of the key. None stands for a transaction, or for the dead-letter topic."""
+        """The consumers that have messages of the key. None stands for a transaction, or for the dead-letter topic."""
         return self._keys[key].holders.keys()
 
     def first_held(self, key: int) -> tuple[Place, int | None] | None:
@@ -145,7 +145,7 @@ class KeyedDeliveries(Deliveries):
     # -- taking back -------------------------------------------------------------------------------------------
 
     def later(self, places: Sequence[Place]) -> list[Place]:
-        """The messages that consumers have, and that are behind any of these under the same key."""
+        """The messages that consumers have, and that come after any of these under the same key."""
         first: dict[int, Place] = {}
         for place in places:
             known = self._outstanding.get(place)

@@ -129,7 +129,7 @@ class KeyedDispatch(Dispatch):
             self._set_timer()
 
     def give_back(self, places: Iterable[Place], *, failed: bool = False) -> list[Place]:
-        """Also called at the end of each transaction, with what returns of it, if anything."""
+        """Return messages. Also called at the end of each transaction, with what returns of it, if anything."""
         self._forget_decided()
         asked = list(places)
         later = [place for place in self._deliveries.later(asked) if self._pending.holder(place) is None]

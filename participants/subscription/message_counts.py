@@ -27,7 +27,8 @@ from participants.subscription.places import Place
 
 PAGE_BYTES = 1 << 20
 MAX_CHECKPOINTS = 4_096
-"""If there are more checkpoints, every second one is forgotten, so that the memory is bounded for any backlog."""
+"""The most checkpoints. If there are more, every second one is forgotten, so that the memory is bounded for any
+backlog."""
 
 PageReader = Callable[[Position, int], Awaitable[Page]]
 
@@ -102,7 +103,8 @@ class MessageCounts:
         return found
 
     def forget(self) -> None:
-        """Messages were left out, so the next count begins anew. One that is under way may be of before or after."""
+        """Messages were left out, so the next count begins anew. One that is under way may belong to before or
+        after."""
         self._is_stale = True
 
     async def _begin_at(self, after: Position) -> None:

@@ -52,7 +52,7 @@ class Ack:
         return Span(START, named.end) if self.cumulative else named
 
     def each(self) -> Iterator[Ack]:
-        """One of each message that it names, unless it is of a whole entry or cumulative."""
+        """An acknowledgement of each message that it names, unless it is of a whole entry or cumulative."""
         if self.index is None or self.last is None:
             yield self
         else:
@@ -126,19 +126,19 @@ class PendingAckStore(ABC):
 
     @abstractmethod
     def stored(self, txn_id: TxnId, ack: Ack) -> None:
-        """Its operation is stored. The transaction may have ended meanwhile."""
+        """The operation of an acknowledgement is stored. The transaction may have ended meanwhile."""
 
     @abstractmethod
     def restore(self, txn_id: TxnId, ack: Ack) -> None:
-        """Recovery found its operation."""
+        """Recovery found the operation of an acknowledgement."""
 
     @abstractmethod
     def unknown(self, txn_id: TxnId, ack: Ack) -> None:
-        """Its operation may be stored, so the reservation stays."""
+        """The operation of an acknowledgement may be stored, so the reservation stays."""
 
     @abstractmethod
     def release(self, txn_id: TxnId, ack: Ack) -> None:
-        """Its operation is certainly not stored. The reservation stays if an earlier attempt may have stored one."""
+        """The operation is certainly not stored. The reservation stays if an earlier attempt may have stored one."""
 
     @abstractmethod
     def state(self, txn_id: TxnId, ack: Ack) -> AckState | None:
@@ -151,4 +151,4 @@ class PendingAckStore(ABC):
 
 
 OpenPendingAcks = Callable[[str, str], PendingAckStore]
-"""Opens the store of a subscription on a segment, given the segment's id and the subscription's name."""
+"""Open the store of a subscription on a segment, given the segment's id and the subscription's name."""

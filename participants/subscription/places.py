@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     @property
     def read_after(self) -> Position:
-        """A read after this position begins with the entry of the message."""
+        """The position after which a read begins with the entry of the message."""
         return Position(self.ledger, self.entry - 1)
 
     @property

@@ -10,7 +10,7 @@ from participants.subscription.places import Place, Span
 
 
 class RangeSet:
-    """The memory depends on the number of gaps, not on the number of places."""
+    """A set of places. Its memory depends on the number of gaps, not on the number of places."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._ends: SortedDict[Place, Place] = SortedDict()

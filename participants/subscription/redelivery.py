@@ -10,8 +10,8 @@ from metastore.txn.records.subscriptions import SubscriptionRecord
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """`ack_timeout_s` after it was delivered a message returns by itself. One that returns so, or by a negative
-    acknowledgement, waits for `delay_s`, doubled for each further return, up to `max_delay_s`."""
+    """The redelivery of messages. `ack_timeout_s` after it was delivered, a message returns by itself. One that returns
+    so, or by a negative acknowledgement, waits for `delay_s`, doubled for each further return, up to `max_delay_s`."""
 
     max_redeliveries: int | None = None
     ack_timeout_s: float | None = None

@@ -65,7 +65,7 @@ log = structlog.get_logger()
 
 
 class NotGiven(AckConflict):
-    """As far as this broker knows, the message was not delivered, so it is not PENDING (the term of PIP-31)."""
+    """The message was not delivered, as far as this broker knows, so it is not PENDING (the term of PIP-31)."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place, "it has not been delivered to any consumer since its segment was opened")
@@ -157,7 +157,7 @@ class SegmentSubscription:
         self._in_flight: dict[tuple[TxnId, Ack], asyncio.Task[None]] = {}
         self._finishing: set[TxnId] = set()
         self._giving_up: set[TxnId] = set()
-        """Transactions in which this broker gives messages up."""
+        """The transactions in which this broker gives messages up."""
 
     # -- acknowledging -----------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class SegmentSubscription:
                 raise AckRefused(self, ack, conflict) from None
 
     def _unacknowledged(self, ack: Ack) -> Iterable[Ack]:
-        """What is not acknowledged again."""
+        """The acknowledgements that do not repeat earlier ones."""
         if self.cursor.covers(ack.span):
             return ()
         if self.cursor.overlaps(ack.span):
@@ -360,7 +360,7 @@ class SegmentSubscription:
         return True
 
     async def expire(self, end: Place) -> None:
-        """Everything before `end` counts as acknowledged, up to the first message that an open transaction has
+        """Count everything before `end` as acknowledged, up to the first message that an open transaction has
         acknowledged: that one may yet return. Nothing is awaited before it counts, so no transaction reserves anything
         in between. Raises as `acknowledge`."""
         self.assert_serving()
@@ -438,7 +438,7 @@ class SegmentSubscription:
             self._decide(txn_id, header)
 
     async def assure_order(self, txn_id: TxnId, acks: Iterable[Ack]) -> None:
-        """Where messages are delivered by key: before these are acknowledged, return what is before them, if it was
+        """Where messages are delivered by key, before these are acknowledged: return what is before them, if it was
         acknowledged in transactions that are aborted by now. Raises the store's errors."""
         for holder in sorted(self.dispatch.holders_before([ack.span for ack in acks if not ack.cumulative]) - {txn_id}):
             await self.freed_by_abort(holder)
@@ -510,8 +510,8 @@ class SegmentSubscription:
             self._settle(ended.spans())
 
     def _settle(self, spans: Iterable[Span], *, keep_held: bool = False) -> None:
-        """Messages that were PENDING_ACK and are not deleted wait for redelivery, unless another transaction has
-        reserved them."""
+        """Return messages: those that were PENDING_ACK and are not deleted wait for redelivery, unless another
+        transaction has reserved them."""
         back = []
         for span in spans:
             for place in self.deliveries.places_in(span):
@@ -610,14 +610,14 @@ class SegmentSubscription:
         return self._ended is not None
 
     def drop(self, current: SubscriptionRecord | None = None) -> None:
-        """This incarnation has ended, so nothing of it can be stored any more. `current` is the record of the
+        """End this incarnation, of which nothing can be stored any more. `current` is the record of the
         subscription, unless it is dropped."""
         self._ended = self.definition.ended(current)
         self.close()
         self.segment.changed.notify()
 
     def assert_serving(self) -> None:
-        """Raises STORE_UNAVAILABLE, or the error of an incarnation that has ended."""
+        """Raises STORE_UNAVAILABLE if it no longer serves, or the error of an incarnation that has ended."""
         self.segment.assert_serving()
         if self._ended is not None:
             raise self._ended

@@ -59,7 +59,7 @@ class SegmentSubscriptions:
             uncommitted: MessageCounts(IsolatedView(segment, uncommitted=uncommitted).page)
             for uncommitted in (False, True)
         }
-        """For subscriptions that see uncommitted messages, and for the others."""
+        """The message counts for subscriptions that see uncommitted messages, and for the others."""
 
     def __iter__(self) -> Iterator[SegmentSubscription]:
         return iter(list(self._open.values()))
@@ -73,7 +73,7 @@ class SegmentSubscriptions:
                 self._segment.spawn(self._delete(definition.name, definition.last_dropped))
 
     async def get(self, definition: Definition) -> SegmentSubscription:
-        """This incarnation on this segment. Raises NOT_FOUND if it is dropped, and the store's errors."""
+        """The object of this incarnation on this segment. Raises NOT_FOUND if it is dropped, and the store's errors."""
         async with self._opening:
             known = self._open.get(definition.name)
             if known is not None and known.definition == definition and not known.dropped:
@@ -140,8 +140,8 @@ class SegmentSubscriptions:
         return min((await self.acknowledged_by()).values(), default=None)
 
     async def acknowledged_by(self) -> dict[str, Position]:
-        """By subscription, the position before which every entry is acknowledged. It is read from the store, so that a
-        subscription counts that is not open here yet, and an acknowledgement only once it is durable."""
+        """The position before which every entry is acknowledged, by subscription. It is read from the store, so that a
+        subscription that is not open here yet counts, too, and an acknowledgement only once it is durable."""
         definitions = await Definitions(self._store).of_topic(self._segment.record.topic)
         marks = {
             paths.cursor_mark(self._segment.id, each.name, each.record.incarnation): each

@@ -58,7 +58,7 @@ class Sessions:
         return [session.number for session in self._sessions.values()]
 
     def enter(self, consumer: str, now_s: float, timeout_s: float | None = None) -> int:
-        """A `receive` begins, whose session times out after `timeout_s` of silence from now on. Returns the number of
+        """Begin a `receive`, whose session times out after `timeout_s` of silence from now on. Returns the number of
         the session. Raises `ConsumerBusy`."""
         if self._kind == "exclusive" and (others := [name for name in self._sessions if name != consumer]):
             raise ConsumerBusy(others[0])
@@ -71,7 +71,7 @@ class Sessions:
         return session.number
 
     def exit(self, consumer: str, number: int, now_s: float) -> None:
-        """A `receive` of this session ends."""
+        """End a `receive` of this session."""
         session = self._sessions.get(consumer)
         if session is not None and session.number == number:
             session.waiting -= 1

@@ -82,10 +82,10 @@ class WaitRequest:
 
 @dataclass(slots=True)
 class TakeAnswer:
-    """`ended` are segments of which nothing is left but what is to be delivered later, so that those that take over may
-    be read. `held` is the number of messages of this share that
-    the consumer holds now, and `full` tells that it may hold no more. `others_hold` tells whether messages of the share
-    were delivered to others, or are due for them, and are not acknowledged."""
+    """What was taken. `ended` are segments of which nothing is left except what is to be delivered later, so that those
+    that take over may be read. `held` is the number of messages of this share that the consumer holds now, and `full`
+    means that it may hold no more. `others_hold` says whether messages of the share were delivered to others, or are
+    due for them, and are not acknowledged."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
@@ -151,13 +151,13 @@ class LocalShare:
         return all(part.dispatch.knows_home(home) for part in self._parts.values())
 
     def assert_serves(self, segments: Iterable[str]) -> None:
-        """Raises STORE_UNAVAILABLE if one of these is no longer here."""
+        """The parts of these segments. Raises STORE_UNAVAILABLE if one of them is no longer here."""
         for segment_id in segments:
             if segment_id not in self._parts:
                 raise just_moved(segment_id)
 
     async def wait(self, wanted: WaitRequest, wait_s: float) -> None:
-        """Wait until there are news, or `wait_s` has passed."""
+        """Wait until there is news, or `wait_s` has passed."""
         parts = [self._parts[segment_id] for segment_id in wanted.segments]
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -182,7 +182,7 @@ class LocalShare:
         *,
         for_all: bool = False,
     ) -> None:
-        """As `acknowledge`, of acknowledgements that fit their subscription."""
+        """Like `acknowledge`, for acknowledgements that fit their subscription."""
         if txn_id is not None:
             for part, wanted in acks:
                 await part.assure_order(txn_id, wanted)
@@ -220,7 +220,7 @@ class LocalShare:
     ) -> None:
         """Raises as `SegmentSubscription.check` does. Nothing is awaited after the last check.
 
-        The header of a transaction that conflicts is read before anybody is refused because of it: a successor whose
+        The header of a transaction that conflicts is read before anyone is refused because of it: a successor whose
         connect aborted it acknowledges the same messages at once, and may be faster than the watch event. Each segment
         has its own reservations. Those of a broker that gives a message up are waited for.
         """
@@ -279,7 +279,7 @@ class LocalShare:
 
 
 def _has_news(part: SegmentSubscription, wanted: WaitRequest) -> bool:
-    """Nothing is new for anybody to whom nothing is delivered."""
+    """Nothing new can come for consumers to which nothing is delivered."""
     if not part.attached.admits_home:
         return False
     waits_for_end = wanted.taker is not None and part.segment.id not in wanted.ended
@@ -287,7 +287,7 @@ def _has_news(part: SegmentSubscription, wanted: WaitRequest) -> bool:
 
 
 async def _shown(part: SegmentSubscription) -> SubscriptionSegment:
-    """As a broker shows it to others: the consumer of a blocking message is the number of its session."""
+    """The progress as a broker shows it to others: the consumer of a blocking message is the number of its session."""
     counts = await part.dispatch.counts()
     size_bytes = part.dispatch.backlog_bytes
     oldest_ms = await part.dispatch.oldest_ms() if counts.backlog or counts.pending else None

@@ -47,19 +47,19 @@ class Chosen(NamedTuple):
 
 @dataclass(slots=True)
 class Taking:
-    """`given` has up to `limit` messages, and may exceed `max_bytes` by one entry."""
+    """The messages for a request. `given` has up to `limit` messages, and may exceed `max_bytes` by one entry."""
 
     taker: Taker
     limit: int
     max_bytes: int
     given: list[DeliveredMessage] = field(default_factory=list)
     number: int = 0
-    """Of the messages that were given."""
+    """The bytes of the messages that were given."""
     size_bytes: int = 0
-    """Of what is given and chosen."""
+    """The bytes of what is given and chosen."""
 
     chosen: list[Chosen] = field(default_factory=list)
-    """What is given next, if nothing happens to it meanwhile."""
+    """The messages that are given next, if nothing happens to them meanwhile."""
     _chosen: int = 0
     """The number of its messages."""
 
@@ -74,13 +74,13 @@ class Taking:
         self.size_bytes += share_bytes(frame) * len(indexes)
 
     def take_chosen(self) -> list[Chosen]:
-        """They are given now, as far as that is still possible."""
+        """Give the chosen messages now, as far as that is still possible."""
         chosen, self.chosen, self._chosen = self.chosen, [], 0
         self.size_bytes -= sum(share_bytes(each.frame) * len(each.indexes) for each in chosen)
         return chosen
 
     def made_of(self, segment: str, chosen: Chosen) -> Any:
-        """What is given of these messages."""
+        """The form in which these messages are given."""
         return read_messages(segment, chosen.frame, chosen.indexes)
 
     def give(self, made: Any, times: Sequence[int], share: int) -> None:

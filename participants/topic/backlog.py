@@ -1,4 +1,4 @@
-"""The bound of what subscriptions have not acknowledged (DESIGN §6).
+"""The limit of what subscriptions have not acknowledged (DESIGN §6).
 
     records of all segments, cursors of all subscriptions ─▶ the backlog of each subscription ─▶ hold, or evict
 
@@ -63,7 +63,7 @@ class Backlogs:
             segment.publisher.hold = held
 
     async def _marks(self, topic: str, segment_ids: Sequence[str]) -> dict[Definition, dict[str, Place]]:
-        """By subscription and segment, the place before which everything is durably acknowledged."""
+        """The place before which everything is durably acknowledged, by subscription and segment."""
         store = self._broker.store
         definitions = [each for each in await Definitions(store).of_topic(topic) if not each.record.deleted]
         found = await store.get_each([_key(each, segment) for each in definitions for segment in segment_ids])
@@ -82,7 +82,7 @@ def _mark(stored: Record | None, start: Place) -> Place:
 
 
 def release(segments: Sequence[Segment]) -> None:
-    """No policy bounds the backlog any more."""
+    """Lift the limit: no policy limits the backlog any more."""
     for segment in segments:
         segment.publisher.hold = None
 
@@ -146,7 +146,7 @@ def _over(policy: EffectivePolicy, row: Sequence[Unacknowledged], now_ms: int) -
 
 
 def evicted(policy: EffectivePolicy, row: Sequence[Unacknowledged], now_ms: int) -> dict[str, Position]:
-    """By segment, the last entry that is taken for acknowledged, so that the rest is within the bound. Every owner
+    """The last entry that is counted as acknowledged, by segment, so that the rest is within the limit. Every owner
     finds the same, from the oldest ledger on."""
     left, most_bytes, most_ms = sum(each.size_bytes for each in row), *_bounds(policy)
     found: dict[str, Position] = {}
@@ -161,7 +161,7 @@ def evicted(policy: EffectivePolicy, row: Sequence[Unacknowledged], now_ms: int)
 
 
 def _bounds(policy: EffectivePolicy) -> tuple[int | None, int | None]:
-    """In bytes and in milliseconds; None if there is none."""
+    """The limits in bytes and in milliseconds; None if there is none."""
     size, age = policy.backlog_bytes.value, policy.backlog_ms.value
     return None if size == UNLIMITED else size, None if age == UNLIMITED else age
 

@@ -19,19 +19,19 @@ from participants.subscription.ranges import RangeSet
 from participants.topic.reading import AnySegment, read_cut, start_of
 
 MAX_CUT_RANGES = 1_000
-"""Of one segment. They are in the record of the subscription: 112 bytes each at most, and mostly 25."""
+"""The most ranges of one segment. They are in the record of the subscription: 112 bytes each at most, and mostly 25."""
 
 
 class PassedEntries:
-    """Takes the runs of a segment in their order, or those from `start` on, the begin of an entry."""
+    """Takes the runs of a segment in their order, or those from `start` on, the beginning of an entry."""
 
     def __init__(self, start: Place = START) -> None:
         self._start = start
         self._passed = RangeSet()
         self._from = start
-        """Behind the last entry that was undecided, or was passed."""
+        """The place after the last entry that was undecided, or was passed."""
         self._outside: list[Span] = []
-        """Entries outside of transactions, before undecided ones, that are passed once something behind them is."""
+        """The entries outside transactions, before undecided ones, that are passed once something after them is."""
         self._outside_since = False
         """Whether there are such entries at or after `_from`."""
 
@@ -56,7 +56,7 @@ class PassedEntries:
         return self._behind(self._passed)
 
     def start_if_passed(self, end: Place) -> Start:
-        """As `start`, if something at `end` or behind it has passed."""
+        """Like `start`, if something at `end` or after it has passed."""
         outside = [*self._outside, Span(self._from, end)] if self._outside_since else self._outside
         return self._behind(RangeSet([*self._passed, *outside]))
 
@@ -103,7 +103,7 @@ class Cutting:
 
 
 async def cut_at(segment: AnySegment, revision: Revision) -> Start:
-    """Where a subscription begins on this segment. The answer does not change any more once it was found, unless the
+    """Where a subscription begins on this segment. The answer no longer changes once it was found, unless the
     segment is trimmed or compacted.
 
     Raises INVALID_ARGUMENT for a revision that is in the future, too old, or one at which too many transactions were

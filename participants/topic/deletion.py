@@ -53,7 +53,7 @@ class Deletion:
         """The topics whose deletion was begun here, and may not be finished."""
 
     async def delete(self, name: str) -> None:
-        """Delete the topic and all of its records but the tombstones, unless that is already done.
+        """Delete the topic and all of its records except the tombstones, unless that is already done.
 
         Raises NOT_FOUND if it never existed. After STORE_UNAVAILABLE or an error of the store the request can be
         repeated.
@@ -126,8 +126,8 @@ class Deletion:
 
     async def finish_segment(self, segment_id: str) -> None:
         """Delete a segment of a deleted topic, or what is left of a removed one. Its record stays until its storage is
-        here to delete the bytes. If this fails, it is finished by the next reconcile, whoever repeats the request: a
-        broker without the storage can finish everything else."""
+        here to delete the bytes. If this fails, it is finished by the next reconcile, whether the request is repeated
+        or not: a broker without the storage can finish everything else."""
         self._broker.finish_later(segment_id)
 
         async def once() -> None:

@@ -211,8 +211,8 @@ class LayoutUpkeep:
         raise patience.over(f"{segment_id} or {other_id}")
 
     def claimed(self, segment_id: str) -> None:
-        """The store shows a claim of a segment that is served here: the broker that began the merge waits until we seal
-        it."""
+        """The store shows a claim of a segment that is served here: the broker that began the merge waits until this
+        one seals it."""
         if segment_id not in self._settling:
             self._settling[segment_id] = in_background(self._settle_claimed(segment_id), f"merge {segment_id}")
 
@@ -345,7 +345,7 @@ def _refuse_claimed(segment_id: str, record: SegmentRecord) -> None:
 
 
 def _refuse_partition(segment_id: str, record: SegmentRecord) -> None:
-    """A partition of Kafka's cannot end: a record keeps its partition and its offset (DESIGN §5.20)."""
+    """Refuse to end a Kafka partition: a record keeps its partition and its offset (DESIGN §5.20)."""
     if record.next_offset is not None:
         raise errors.InvalidArgument(
             f"segment: {segment_id} is a partition of topic {record.topic}, which has the format kafka: "

@@ -47,7 +47,7 @@ from participants.topic.reading import (
 )
 
 BrowsePlaces = dict[str, tuple[Position, int]]
-"""By segment, the entry up to which a reader has come, and the number of messages taken from the entry after it."""
+"""The entry up to which a reader has come, by segment, and the number of messages taken from the entry after it."""
 BROWSE_MS = 2_000
 """After this time a page ends, if it has a message. Entries that were published one by one lie in as many small
 objects, and a page of nothing but these would take minutes: its reader would give up, and ask for it again."""
@@ -60,7 +60,7 @@ class PublishOptions:
     producer: str | None
     sequence: int | None
     epoch: int | None = None
-    """Of the topic's exclusive producer, if it is the publisher."""
+    """The epoch of the topic's exclusive producer, if it is the publisher."""
     authorization: str | None = None
     """The caller's `Authorization`, for the owners of other segments."""
 
@@ -76,7 +76,7 @@ class Browsed:
 
 @dataclass(frozen=True, slots=True)
 class BrowsePage:
-    """`found` are the messages, or `latest` those of a compacted view. `more` tells that more was readable."""
+    """A page. `found` are the messages, or `latest` those of a compacted view. `more` means that more was readable."""
 
     next: BrowseToken
     revision: Revision | None
@@ -143,7 +143,8 @@ class Messages:
         return _ids([places[index] for index in range(len(messages))], options)
 
     def _entry(self, segment: AnySegment, messages: Sequence[Message], options: PublishOptions) -> Entry:
-        """A partition of Kafka's gets a record batch. The owner of a remote one makes it of the messages."""
+        """The entry for a segment. A Kafka partition gets a record batch. The owner of a remote one makes it from the
+        messages."""
         as_kafka = isinstance(segment, Segment) and segment.record.next_offset is not None
         return Entry(
             as_batch(messages, self._broker.clock()) if as_kafka else encode_messages(messages),
@@ -156,7 +157,7 @@ class Messages:
         )
 
     async def _moved_to(self, topic_name: str, options: PublishOptions, *, taken: bool) -> list[AnySegment]:
-        """The current segments, for the messages that were not accepted. `taken` tells whether some messages were
+        """The current segments, for the messages that were not accepted. `taken` says whether some messages were
         appended."""
         try:
             self._broker.forget_topic(topic_name)

@@ -1,8 +1,8 @@
 """What a move of a subscription to a revision would do, counted a bounded part at a time.
 
-No record tells where the entries of a transaction lie, so all that is kept of the topic is looked through: page after
+No record says where the entries of a transaction are, so everything kept of the topic is looked through: page after
 page of one segment after the other. What is counted of a page stays counted, so the work of a request does not depend
-on how much is kept. Only entries outside of transactions have to wait: they have passed once something behind them has
+on how much is kept. Only entries outside transactions have to wait: they have passed once something after them has
 (see `cut`).
 
     entries    p  d  p  u  p │ u  p  p │ p  d  u  p │        d was decided at or before the revision
@@ -29,15 +29,15 @@ from participants.topic.reading import AnySegment
 MOST_KEPT = 20
 """The unfinished counts that a broker remembers. A caller that comes back to an earlier one begins anew."""
 MOST_KEPT_RANGES = 20_000
-"""Of all unfinished counts but the latest; about 6 MB."""
+"""The most segments of all unfinished counts except the latest; about 6 MB."""
 
 WindowCount = Callable[[str, Start, Span], Awaitable[SeekPreviewSegment]]
-"""Counts between two places of a segment what a move there would do."""
+"""Count between two places of a segment what a move there would do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """As of `SeekPreviewSegment`."""
+    """The numbers of a `SeekPreviewSegment`."""
 
     messages: int = 0
     again: int = 0
@@ -57,11 +57,11 @@ class SegmentCount:
         self._segment = segment.id
         self._cutting = Cutting(segment, revision)
         self._page: CutPage | None = None
-        """It was read, and is not counted yet."""
+        """The page that was read and is not counted yet."""
         self._at = START
         self._position = str(START.position)
         self._settled, self._delivered, self._passed = NONE, NONE, NONE
-        """Of what waits, the number if it is delivered, and if it has passed."""
+        """The numbers of what waits, if it is delivered and if it has passed."""
         self.ended = False
 
     @property
@@ -98,7 +98,7 @@ class SegmentCount:
         return Numbers(found.messages, found.again, found.skipped)
 
     def told(self) -> SeekPreviewSegment:
-        """What was counted; before the end it is the least that it will be."""
+        """What was counted, which is a lower bound before the end."""
         waiting = self._delivered
         if not self.ended:
             fewest = (min(getattr(waiting, name), getattr(self._passed, name)) for name in Numbers.__slots__)
@@ -126,8 +126,8 @@ class MoveCount:
         return sum(each.ranges for each in self.segments.values())
 
     async def go_on(self, segments: Mapping[str, AnySegment], count: WindowCount, for_s: float) -> bool:
-        """Look at pages of these segments for so long, at one at least. Returns whether everything is counted. Raises
-        as `SegmentCount.go_on`."""
+        """Look at pages of these segments for this long, and at least at one. Returns whether everything is counted.
+        Raises as `SegmentCount.go_on`."""
         clock = asyncio.get_running_loop().time
         async with self.going_on:
             until_s = clock() + for_s

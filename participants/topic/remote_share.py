@@ -28,7 +28,8 @@ _NEW_WHEN_WAITING = {"session", "sessions"}
 
 
 class RemoteShare:
-    """`segments` are those that the broker owns, as far as is known here. Raises as `Peer.request` does.
+    """A share elsewhere. `segments` are those that the broker owns, as far as is known here. Raises as `Peer.request`
+    does.
 
     A broker refuses members of a request that it does not know. So what release 0.2.0 does not know is left out as long
     as the cluster `version` allows for brokers of it.

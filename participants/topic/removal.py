@@ -88,8 +88,8 @@ class Removal:
     # -- by hand -----------------------------------------------------------------------------------------------
 
     async def delete(self, segment_id: str) -> None:
-        """Drop what is left in a sealed segment that is served here, and remove it. That it is already removed is no
-        error.
+        """Drop what is left in a sealed segment that is served here, and remove it. A segment that is already removed
+        is not an error.
 
         Raises SEGMENT_IN_USE, which names what still needs it; UPGRADE_PENDING, NOT_FOUND, NOT_OWNER,
         STORE_UNAVAILABLE. After an error that is not definite it can be repeated.
@@ -108,8 +108,8 @@ class Removal:
         raise patience.over(f"segment {segment_id}")
 
     async def _drop_rest(self, segment: Segment, family: Family) -> None:
-        """Trim all of it. A subscription that is created or moved meanwhile writes the record of the topic, and then
-        this has not happened."""
+        """Trim the segment completely. A subscription that is created or moved meanwhile writes the record of the
+        topic, and then this has not happened."""
         unchanged = AtVersion(family.topic.record.key, family.topic.record.version)
         end = segment.ledgers.last_durable.next
         await trim(segment, self._store, self._broker.storage, end, [unchanged])
@@ -151,7 +151,8 @@ class Removal:
     # -- both --------------------------------------------------------------------------------------------------
 
     async def _attempt(self, segment: Segment, *, by_hand: bool) -> bool:
-        """Whether it is removed now; otherwise something has changed meanwhile. Raises SEGMENT_IN_USE."""
+        """Try to remove it. Returns whether it is removed now; otherwise something has changed meanwhile. Raises
+        SEGMENT_IN_USE."""
         segment.assert_serving()
         family = await self._family(segment)
         if family.record.state == "deleted":
@@ -219,7 +220,8 @@ class Removal:
         return needs
 
     async def _add_subscriptions(self, segment: Segment, family: Family, needs: Needs) -> None:
-        """Those that have not durably acknowledged everything, unless the policy drops what they have not."""
+        """The subscriptions that have not durably acknowledged everything, unless the policy drops what they have
+        not."""
         policy = (await self._broker.policies.of_topics([family.record.topic])).get(family.record.topic)
         if policy is None or policy.retention.value == "hard":
             return
@@ -232,8 +234,8 @@ class Removal:
             needs.reasons.append(f"subscription {', '.join(needs.subscriptions)} has not acknowledged all of it")
 
     async def _add_transactions(self, segment: Segment, needs: Needs) -> None:
-        """Those that have operations on it. One that stores an acknowledgement after this read, of an entry that is
-        trimmed, loses nothing when that is deleted."""
+        """The transactions that have operations on it. One that stores an acknowledgement after this read, of an entry
+        that is trimmed, loses nothing when that is deleted."""
         writes, acks = paths.writes_by_segment(segment.id), paths.acks_by_segment(segment.id)
         found = [paths.op_of_write_entry(each) for each in await self._entries("writes-by-segment", writes)]
         found += [paths.op_of_ack_entry(each) for each in await self._entries("acks-by-segment-subscription", acks)]
@@ -267,7 +269,7 @@ class Removal:
         await self._store.apply(batch)
 
     async def _finish(self, segment: Segment) -> None:
-        """It is removed, so it serves no more. What is left of it is deleted now, or by a later reconcile."""
+        """Leave a segment that is removed. What is left of it is deleted now, or by a later reconcile."""
         segment.leave("it was removed from its topic")
         tell(Lifecycle.SEGMENT_REMOVED, segment=segment.id, children=list(segment.record.children))
         self._broker.metrics.segments_removed.inc()

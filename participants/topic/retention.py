@@ -70,7 +70,7 @@ class Retention:
     async def _bound_backlog(
         self, in_force: InForce, segments: Sequence[Segment], records: Mapping[str, SegmentRecord], now_ms: int
     ) -> None:
-        """Whatever fails is tried again by the next pass; until then what is held stays so."""
+        """Look at the backlog. Whatever fails is tried again by the next pass; until then what is held stays so."""
         if not in_force.policy.bounds_backlog:
             release(segments)
             return

@@ -59,7 +59,7 @@ class Target:
 async def starts_of(
     target: Target, broker: Broker, topic: str, authorization: str | None, cuts: dict[str, Start] | None = None
 ) -> Mapping[str, Start]:
-    """By segment, where the subscription begins; a segment that is missing begins with its earliest entry.
+    """Where the subscription begins, by segment; a segment that is missing begins with its earliest entry.
 
     `cuts` has what was found before for the same revision, and takes what is found now: it does not change. Raises
     INVALID_ARGUMENT for positions that are not those of the topic, and as `cut_at`; and STORE_UNAVAILABLE.
@@ -100,7 +100,7 @@ async def starts_of(
 
 
 async def _place_of_owner(broker: Broker, segment: str, authorization: str | None) -> Place:
-    """The place behind what can be read, as the broker says that owns the segment now: one that was deposed, and does
+    """The place after what can be read, as the broker that owns the segment now says: one that was deposed, and does
     not know it yet, may not have the latest entries. Raises STORE_UNAVAILABLE if no broker is known that does."""
     found = await broker.anywhere(segment, authorization)
     if isinstance(found, Segment):
@@ -171,7 +171,7 @@ async def abort(store: MetadataStore, holders: Sequence[TransactionRecords], rea
 
 
 async def _is_aborted(store: MetadataStore, holder: TransactionRecords, reason: str, now_ms: int) -> bool:
-    """Abort it, unless it is decided meanwhile."""
+    """Abort a transaction, unless it is decided meanwhile."""
     records: TransactionRecords | None = holder
     patience = Patience()
     while await patience.lasts():

@@ -36,9 +36,9 @@ class ShareTakeRequest(RequestBody):
 
 
 class ShareTakeAnswer(BaseModel):
-    """`ended` are segments that have nothing left but what is to be delivered later. `held` is how many messages the
-    consumer holds here, and `full` tells that it may hold no more. `others_hold` tells whether there are unacknowledged
-    messages that it does not hold."""
+    """The answer. `ended` are segments that have nothing left except what is to be delivered later. `held` is how many
+    messages the consumer holds here, and `full` means that it may hold no more. `others_hold` says whether there are
+    unacknowledged messages that it does not hold."""
 
     model_config = example(messages=[], ended=[_SEGMENT], held=0, full=False, others_hold=False)
 

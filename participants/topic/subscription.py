@@ -58,14 +58,14 @@ class _Round:
     waiting: list[tuple[RemoteShare, WaitRequest]] = field(default_factory=list)
     failed: errors.MetatxnError | None = None
     full: bool = False
-    """The consumer holds as many messages as it may."""
+    """Whether the consumer holds as many messages as it may."""
     others_hold: bool = False
-    """Others have messages that are left, or are due for them."""
+    """Whether others have messages that are left, or are due for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The messages for a consumer. If there are none, `others_hold` tells whether any are left that others have, or are
+    """The messages for a consumer. If there are none, `others_hold` says whether any are left that others have, or are
     due for."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Subscription:
         """The segment that makes this broker the home."""
         self._waits: dict[tuple[str, WaitRequest], asyncio.Task[None]] = {}
         self._held: dict[tuple[int, str | None], int] = {}
-        """By session and broker (None is this one), how many messages the session held there when it was asked last."""
+        """How many messages a session held at a broker (None is this one) when it was last asked."""
         self._unsure: set[int] = set()
         """The sessions that may have been given messages in an answer that was lost."""
 
@@ -282,7 +282,7 @@ class Subscription:
             raise await self._end(error) from None
 
     async def _end(self, error: errors.NotFound) -> errors.MetatxnError:
-        """This incarnation has ended. Returns the error for its requests."""
+        """End this incarnation. Returns the error for its requests."""
         why = await Definitions(self._broker.store).reason(self.definition, error)
         self.close(why)
         return why
@@ -290,7 +290,7 @@ class Subscription:
     # -- consumers ---------------------------------------------------------------------------------------------
 
     def leave(self, consumer: str) -> None:
-        """The consumer is gone, and its messages go to the next request. Idempotent."""
+        """Remove a consumer that is gone; its messages go to the next request. Idempotent."""
         if self._sessions.leave(consumer):
             self._gone()
 
@@ -368,7 +368,7 @@ async def home_of(broker: Broker, topic: str) -> Segment:
 
 
 def as_home(segment: Segment) -> Home:
-    """What this broker is by owning a segment that makes it the home."""
+    """The home that this broker is by owning a segment."""
     return Home(number_of_segment(segment.id), segment.ownership.generation)
 
 

@@ -1,7 +1,7 @@
 """The metrics of subscriptions: how far they are behind, what their consumers hold, and how many these are.
 
 They are taken from memory by each scrape, as far as the segments are served here: of a topic on several brokers,
-add them up. Counting messages would mean to read them, so what is behind is counted in entries and bytes.
+add them up. Counting messages would mean reading them, so what is behind is counted in entries and bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SubscriptionMetrics(Collector):
 
 
 def lags(broker: Broker) -> dict[tuple[str, str], SubscriptionLag]:
-    """By topic and subscription."""
+    """The numbers by topic and subscription."""
     found: dict[tuple[str, str], SubscriptionLag] = {}
     for segment in broker.served.values():
         subscriptions = subscriptions_of(segment)

@@ -73,7 +73,8 @@ class Subscriptions:
             await require(self._broker.store, self._broker.version, feature)
 
         async def ends() -> Mapping[str, Start]:
-            """After everything that readers can see. What becomes visible later belongs to the subscription."""
+            """The places after everything that readers can see. What becomes visible later belongs to the
+            subscription."""
             return await starts_of(Target("latest"), self._broker, topic, authorization)
 
         async def stored() -> Record:
@@ -301,7 +302,8 @@ class Subscriptions:
         return await share.take(wanted)
 
     async def _assert_home(self, topic: str, home: Home) -> None:
-        """The layout is read from the store: the first segment may have been removed."""
+        """Check that this broker is the home. The layout is read from the store: the first segment may have been
+        removed."""
         first = (await self._broker.topics.get(topic)).topic.home
         owner = await self._broker.store.get(paths.segment_owner(first))
         generation = OwnerRecord.decode(owner.value).generation if owner is not None else None
@@ -318,7 +320,7 @@ class Subscriptions:
         await self._drop_here(await self._definitions.get_or_tombstone(topic, name))
 
     async def _drop_here(self, definition: Definition) -> list[errors.MetatxnError]:
-        """Returns the errors of segments that are not here."""
+        """Delete records. Returns the errors of segments that are not here."""
         topic, name = definition.topic, definition.name
         known = self._at_home.get((topic, name))
         if known is not None and known.definition.record.incarnation <= definition.last_dropped:

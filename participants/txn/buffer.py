@@ -57,7 +57,7 @@ class TrackedTransaction:
     @property
     def pin(self) -> Position | None:
         """The position up to which readers may read. Once a frame has a position, all later frames of this transaction
-        are behind it."""
+        are after it."""
         if self.first_frame is not None:
             return self.first_frame.before
         return min(self.intents.values(), default=None)
@@ -115,7 +115,8 @@ class TransactionBuffer(ABC):
 
     @abstractmethod
     def unpin(self, transaction: TrackedTransaction, intent: int, *, maybe_stored: bool) -> None:
-        """The intent will have no frame, because it was refused, its answer was lost, or the decision came first."""
+        """Drop a pin: the intent will have no frame, because it was refused, its answer was lost, or the decision came
+        first."""
 
     @abstractmethod
     def append_begun(
@@ -196,5 +197,5 @@ class TransactionBuffer(ABC):
 
 
 OpenBuffer = Callable[[str, Position], TransactionBuffer]
-"""Opens the buffer of a segment, given its id and the position up to which it is readable while nothing else is
+"""Open the buffer of a segment, given its id and the position up to which it is readable while nothing else is
 known."""

@@ -1,4 +1,4 @@
-"""One mirror of the transaction headers per process (DESIGN §5.8). It carries every decision to those who wait for it.
+"""One mirror of the transaction headers per process (DESIGN §5.8). It carries every decision to those that wait for it.
 
 The mirror is fast, but not authoritative. If a header is final in it, then it is final. If it is open or absent in it,
 that says nothing: use `read`, which is linearizable.
@@ -30,8 +30,8 @@ transaction in one turn, the answer to the commit would wait for them."""
 
 
 class HeaderMirror:
-    """Each listener is called once for each final header that it follows, on the event loop and in the order of the
-    store, some listeners in each turn of the loop."""
+    """The mirror. Each listener is called once for each final header that it follows, on the event loop and in the
+    order of the store, some listeners in each turn of the loop."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class HeaderMirror:
         """Keyed by the key of the header, so that foreign keys below the prefix need not be parsed."""
         self._decided: deque[str] = deque()
         self._untold: deque[_Told | asyncio.Future[None]] = deque()
-        """Listeners who are still to be told, and futures that complete once all those before them were."""
+        """The listeners that are still to be told, and futures that complete once all those before them were."""
         self._telling: asyncio.Handle | None = None
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ class HeaderMirror:
         return {txn_id: found[key] for txn_id, key in keys.items()}
 
     async def ask(self, txn_id: TxnId) -> Standing:
-        """As `SharedReads.ask`."""
+        """See `SharedReads.ask`."""
         return await self._shared_reads.ask(txn_id)
 
     async def told(self) -> None:

@@ -26,14 +26,15 @@ TOGETHER_BYTES = 64 << 10
 """A larger outcome is written by an apply of its own: it may list nearly as many writers as an apply may have bytes
 (`coordinator/capacity.py`), and deletions beside it would exceed that."""
 OPS_PER_READ = 4_000
-"""Much larger than `OPS_PER_APPLY`: on ZooKeeper a read after each deletion would list the whole directory again."""
+"""The operations of one read, much larger than `OPS_PER_APPLY`: on ZooKeeper a read after each deletion would list the
+whole directory again."""
 
 
 async def materialize(
     store: MetadataStore, segment: str, ownership: AtVersion, txn_id: TxnId, outcome: Outcome | None
 ) -> None:
-    """Raises `CheckFailed` on `ownership` if this broker was deposed, and the store's errors, after which the call can
-    be repeated."""
+    """Materialize a decision. Raises `CheckFailed` on `ownership` if this broker was deposed, and the store's errors,
+    after which the call can be repeated."""
     prefix = paths.write_ops_of_segment(txn_id, segment)
     records: list[Record] = []
     more = True

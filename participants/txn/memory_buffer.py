@@ -16,7 +16,7 @@ from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuf
 
 
 class MemoryTransactionBuffer(TransactionBuffer):
-    """`empty_at` is the end of a new or recovered segment before any entry is durable."""
+    """A buffer. `empty_at` is the end of a new or recovered segment before any entry is durable."""
 
     def __init__(self, empty_at: Position) -> None:
         self._tracked: dict[TxnId, TrackedTransaction] = {}
@@ -170,7 +170,7 @@ class MemoryTransactionBuffer(TransactionBuffer):
 
 
 class _Repin:
-    """Moves a transaction's entry among the sorted pins from its old to its new place."""
+    """Move a transaction's entry among the sorted pins from its old to its new place."""
 
     __slots__ = ("_before", "_pins", "_transaction")
 

@@ -21,10 +21,11 @@ from metatxn.wire.ids import TxnId
 from participants.txn.refusals import refusal
 
 COORDINATOR = 0
-"""Of the ids that brokers issue."""
+"""The coordinator id of the ids that brokers issue."""
 IDS_AT_ONCE = 100
 IDS_FOR_SECONDS = 1
-"""Others issue ids under the same coordinator id, in whose order transactions are listed."""
+"""The size of a block of ids, small because others issue ids under the same coordinator id, in whose order transactions
+are listed."""
 TIMEOUT_MS = 30_000
 
 

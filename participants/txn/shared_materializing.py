@@ -33,7 +33,7 @@ OPS_PER_SEGMENT = 4
 """Operations of a transaction that one read may find for each of its segments here; with more, each segment reads its
 own. Others of the transaction may be on other brokers, and each broker would read all of them."""
 DELETION_COST = 3
-"""A check, a record and an entry of an index."""
+"""The operations of an apply for each deletion: a check, a record and an entry of an index."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,10 +43,10 @@ class _Request:
     txn_id: TxnId
     outcome: bytes | None
     done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Whether it was done with others. Otherwise it is to be done alone."""
+    """Whether the request was done with others. Otherwise it is to be done alone."""
     operations: Sequence[Record] = ()
     size: int = 0
-    """The bytes of its part of an apply."""
+    """The bytes of the request's part of an apply."""
 
     @property
     def prefix(self) -> str:
@@ -73,7 +73,7 @@ class _Request:
 
 
 class SharedMaterializing:
-    """For the segments of one broker, on its event loop. One round is under way at a time."""
+    """The shared work for the segments of one broker, on its event loop. One round is under way at a time."""
 
     def __init__(self, store: MetadataStore, rest_s: float = REST_S) -> None:
         self._store = store

@@ -18,7 +18,7 @@ from metastore.types import Record
 from metatxn.wire.ids import TxnId
 
 TRANSACTIONS_PER_READ = 50
-"""Two records of each, as many as a store reads in one request."""
+"""The transactions of one read: two records of each, as many as a store reads in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Standing:
 
 
 _Waiting = dict[TxnId, list[asyncio.Future[Standing]]]
-"""Those who ask, by transaction."""
+"""The callers that ask, by transaction."""
 
 
 class SharedReads:
-    """One read is under way at a time. Those who ask meanwhile share the next one, because a read that began before
-    they asked proves nothing to them."""
+    """Shared reads. One is under way at a time. Callers that ask meanwhile share the next one, because a read that
+    began before they asked proves nothing to them."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
