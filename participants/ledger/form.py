@@ -45,6 +45,10 @@ class FormDamaged(Exception):
     """The bytes are not the header of a form of the ledger."""
 
 
+class FormTooNew(FormDamaged):
+    """A later release has written the form."""
+
+
 class Form(NamedTuple):
     """The name of a form: the generation of the owner that wrote it, and which one of this owner it is. A later form
     has a higher name, whichever owner wrote it."""
@@ -116,8 +120,7 @@ class FormHeader:
         if _CRC.unpack_from(content, _CRC_AT)[0] != crc32(body):
             raise ValueError("it does not match its CRC")
         version, ledger, entries, kept, parts = _HEAD.unpack_from(body)
-        if version != _VERSION:
-            raise ValueError(f"its version {version} is unknown")
+        _refuse_other(version)
         numbers = _little_endian(array("Q", body[_HEAD.size :].tobytes()))
         if len(numbers) != 2 * kept + parts:
             raise ValueError("it does not have the size that it says")
@@ -138,10 +141,20 @@ def header_bytes(kept: int, parts: int = 0) -> int:
 def whole_header_bytes(head: bytes) -> int:
     """The size of the header that begins with these bytes. Raises `FormDamaged`."""
     try:
-        _, _, _, kept, parts = _HEAD.unpack_from(head, _BODY_AT)
+        version, _, _, kept, parts = _HEAD.unpack_from(head, _BODY_AT)
     except struct.error as error:
         raise FormDamaged(str(error)) from error
+    if head.startswith(_MAGIC):
+        _refuse_other(version)
     return header_bytes(kept, parts)
+
+
+def _refuse_other(version: int) -> None:
+    """Raises `FormTooNew`, `FormDamaged`."""
+    if version > _VERSION:
+        raise FormTooNew(f"its version is {version}, and this release knows {_VERSION}")
+    if version < _VERSION:
+        raise FormDamaged(f"its version {version} has never been written")
 
 
 def first_kept(offsets: Sequence[int], entry: int) -> int:

@@ -46,6 +46,10 @@ class IndexDamaged(Exception):
     """The bytes are not the index of hidden entries of the ledger."""
 
 
+class IndexTooNew(IndexDamaged):
+    """A later release has written the index."""
+
+
 class HiddenReason(IntEnum):
     ABORTED = 0
     VOID_WRITERS = 1
@@ -118,15 +122,18 @@ class HiddenIndex:
 
 
 def _body(content: bytes, ledger: int, entries: int) -> memoryview:
-    """Decode what follows the CRC. Raises `ValueError` unless it is of this ledger, and `struct.error`."""
+    """Decode what follows the CRC. Raises `ValueError` unless it is of this ledger, `IndexTooNew`, and
+    `struct.error`."""
     body = memoryview(content)[_BODY_AT:]
     if content[:_CRC_AT] != _MAGIC:
         raise ValueError("it is not an index of hidden entries")
     if _CRC.unpack_from(content, _CRC_AT)[0] != crc32(body):
         raise ValueError("it does not match its CRC")
     version, *of, _ = _HEAD.unpack_from(body)
-    if version != _VERSION:
-        raise ValueError(f"its version {version} is unknown")
+    if version < _VERSION:
+        raise ValueError(f"its version {version} has never been written")
+    if version > _VERSION:
+        raise IndexTooNew(f"its version is {version}, and this release knows {_VERSION}")
     if of != [ledger, entries]:
         raise ValueError(f"it is of ledger {of[0]} with {of[1]} entries")
     return body

@@ -23,7 +23,7 @@ from participants.ledger.form import FORM_HEAD_BYTES, Form, FormDamaged, whole_h
 from participants.ledger.group_commit import device_errors
 from participants.ledger.hidden_index import HiddenIndex, HiddenRanges
 from participants.ledger.open_files import KEPT_FILES, OpenFiles
-from participants.ledger.reading import checked_form, checked_frames, checked_hidden
+from participants.ledger.reading import checked_form, checked_frames, checked_hidden, unreadable
 from participants.ledger.recovery import recover_file, scan, whole_frames
 from participants.ledger.seal_mark import MarkDamaged, read_mark, write_mark
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, StorageFull
@@ -166,7 +166,7 @@ class LedgerFiles:
             try:
                 header = read_all(self.disk, fd, whole_header_bytes(head), 0)
             except FormDamaged as error:
-                raise LedgerCorrupt(f"form {form} of ledger {ledger} of {segment} is damaged: {error}") from error
+                raise unreadable(f"form {form} of ledger {ledger} of {segment}", error) from error
             found = checked_form(header, ledger, entries)
             offsets = array("Q", (len(header) + offset for offset in found.offsets()))
             self._check_size(fd, ledger, offsets)
@@ -330,7 +330,7 @@ class LedgerFiles:
     def _read_through(self, fd: int, ledger: int) -> array[int]:
         found = scan(self.disk, fd, ledger)
         if found.damage is not None:
-            raise LedgerCorrupt(f"ledger {ledger} is damaged at byte {found.end}: {found.damage}")
+            raise found.error(ledger, found.damage)
         return found.offsets
 
     def _check_size(self, fd: int, ledger: int, offsets: array[int]) -> None:

@@ -40,10 +40,12 @@ from metatxn.wire.position import Position
 from participants.ledger.bucket import Bucket
 from participants.ledger.directories import segment_directory
 from participants.ledger.form import Form, first_kept
+from participants.ledger.reading import unreadable
 from participants.ledger.recovery import new_offsets
-from participants.ledger.storage import LedgerCorrupt, StorageFailed
+from participants.ledger.storage import LedgerCorrupt, LedgerTooNew, StorageFailed
 
 _MAGIC = b"mtxnobj1"
+_LATER_MAGICS = [b"mtxnobj%d" % version for version in range(2, 10)]
 _INDEX_MAGIC = b"mtxnidx1"
 _CRC = struct.Struct("<I")
 _BODY = struct.Struct("<B16sQQ")
@@ -78,11 +80,13 @@ class ObjectHeader:
     def decode(cls, content: bytes, name: str) -> ObjectHeader:
         """Raises `LedgerCorrupt`."""
         body = content[_BODY_OFFSET:HEADER_BYTES]
+        if content[: len(_MAGIC)] in _LATER_MAGICS:
+            raise LedgerTooNew(f"{name} is of a later release: it begins with {content[: len(_MAGIC)].decode()}")
         if len(body) < _BODY.size or content[:_BODY_OFFSET] != _MAGIC + _CRC.pack(crc32(body)):
             raise LedgerCorrupt(f"{name} is not an object of a ledger, or is damaged")
         kind, token, first, durable = _BODY.unpack(body)
         if kind > ObjectKind.FENCE:
-            raise LedgerCorrupt(f"{name} is of kind {kind}, which is unknown")
+            raise LedgerTooNew(f"{name} is of a later release: its kind {kind} is unknown")
         return cls(ObjectKind(kind), token, first, durable)
 
 
@@ -245,7 +249,7 @@ def frame_ends(content: bytes, ledger: int, first: int, name: str) -> array[int]
         try:
             frame = peek(view, at)
         except FrameError as error:
-            raise LedgerCorrupt(f"{name} is damaged at entry {expected}: {error}") from error
+            raise unreadable(f"entry {expected} in {name}", error) from error
         if frame.position != expected:
             raise LedgerCorrupt(f"{name} has {frame.position} at the place of entry {expected}")
         at = frame.end

@@ -6,14 +6,21 @@ from array import array
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from metatxn.wire.frames import FrameError, RawFrame, peek
+from metatxn.wire.frames import FrameError, NewerFrame, RawFrame, peek
 from metatxn.wire.position import Position
-from participants.ledger.form import FormDamaged, FormHeader, first_kept
-from participants.ledger.hidden_index import HiddenIndex, IndexDamaged
-from participants.ledger.storage import FrameSource, LedgerCorrupt
+from participants.ledger.form import FormDamaged, FormHeader, FormTooNew, first_kept
+from participants.ledger.hidden_index import HiddenIndex, IndexDamaged, IndexTooNew
+from participants.ledger.storage import FrameSource, LedgerCorrupt, LedgerTooNew
 
 COPIED_BYTES = 256 << 10
 """The size of one step while a form is written."""
+
+
+def unreadable(what: str, error: FrameError | FormDamaged | IndexDamaged) -> LedgerCorrupt:
+    """The error of a storage that cannot make sense of what it has read."""
+    if isinstance(error, NewerFrame | FormTooNew | IndexTooNew):
+        return LedgerTooNew(f"{what} is of a later release: {error}")
+    return LedgerCorrupt(f"{what} is damaged: {error}")
 
 
 def end_of_read(offsets: array[int], first_entry: int, max_bytes: int, last_entry: int | None) -> int:
@@ -38,7 +45,7 @@ def checked_frames(content: memoryview, ledger: int, first_entry: int, offsets: 
         try:
             frame = peek(content, min(start, len(content)))
         except FrameError as error:
-            raise LedgerCorrupt(f"entry {expected} is damaged: {error}") from error
+            raise unreadable(f"entry {expected}", error) from error
         if (frame.position, frame.end) != (expected, stop):
             raise LedgerCorrupt(f"at the place of entry {expected} there is {frame.position}")
         frames.append(frame)
@@ -50,7 +57,7 @@ def checked_hidden(content: bytes, ledger: int, entries: int) -> HiddenIndex:
     try:
         return HiddenIndex.decode(content, ledger, entries)
     except IndexDamaged as error:
-        raise LedgerCorrupt(f"the index of hidden entries of ledger {ledger} is damaged: {error}") from error
+        raise unreadable(f"the index of hidden entries of ledger {ledger}", error) from error
 
 
 def checked_form(header: bytes, ledger: int, entries: int | None) -> FormHeader:
@@ -58,7 +65,7 @@ def checked_form(header: bytes, ledger: int, entries: int | None) -> FormHeader:
     try:
         return FormHeader.decode(header, ledger, entries)
     except FormDamaged as error:
-        raise LedgerCorrupt(f"the form of ledger {ledger} is damaged: {error}") from error
+        raise unreadable(f"the form of ledger {ledger}", error) from error
 
 
 async def kept_frames(

@@ -68,7 +68,7 @@ from metatxn.wire.frames import (
 )
 from metatxn.wire.position import Position
 from participants.ledger.disk import Disk, read_all, write_all
-from participants.ledger.storage import LedgerCorrupt
+from participants.ledger.storage import LedgerCorrupt, LedgerTooNew
 
 GROUP_BYTES = 16 << 20
 """A group accepts appends until it has this many bytes, so it is smaller than this plus one frame.
@@ -96,6 +96,7 @@ class Scan:
     durable: int = 0  # how many entries were durable, says the last frame
     damage: str | None = None  # the damage at offsets[-1], or None if the file ends there
     foreign: str | None = None  # why a whole frame that is there is not the one that belongs there
+    newer: bool = False  # a later release has written the frame there
 
     @property
     def entries(self) -> int:
@@ -104,6 +105,13 @@ class Scan:
     @property
     def end(self) -> int:
         return self.offsets[-1]
+
+    def error(self, ledger: int, why: str) -> LedgerCorrupt:
+        """What to say of the place at which the scan has ended."""
+        where = f"at byte {self.end} (entry {self.entries})"
+        if self.newer:
+            return LedgerTooNew(f"ledger {ledger} is of a later release {where}: {why}")
+        return LedgerCorrupt(f"ledger {ledger} is damaged {where}: {why}")
 
 
 def scan(disk: Disk, fd: int, ledger: int, known: Scan | None = None) -> Scan:
@@ -136,6 +144,7 @@ def scan(disk: Disk, fd: int, ledger: int, known: Scan | None = None) -> Scan:
             wanted = max(_CHUNK_BYTES, error.needed)
         except NewerFrame as error:
             found.damage, found.foreign = str(error), "a later release has written this frame, whole"
+            found.newer = True
             return found
         except CorruptFrame as error:
             found.damage = str(error)
@@ -194,7 +203,7 @@ def recover_file(disk: Disk, fd: int, ledger: int, *, durable_bytes: int | None 
     """
     found = scan(disk, fd, ledger)
     if durable_bytes is not None and found.end < durable_bytes:
-        raise LedgerCorrupt(f"ledger {ledger} is damaged at byte {found.end}: {found.damage or 'it ends there'}")
+        raise found.error(ledger, found.damage or "it ends there")
     if found.damage is not None and durable_bytes is None:
         _refuse_damage_to_durable(disk, fd, ledger, found)
     disk.truncate(fd, found.end + 1)  # truncating a file to its own size might do nothing
@@ -216,10 +225,7 @@ def _refuse_damage_to_durable(disk: Disk, fd: int, ledger: int, found: Scan) -> 
         if proof is None:
             return
         reason = f"at byte {found.end + proof.start}, frame {proof.position} says that {proof.durable} were durable"
-    raise LedgerCorrupt(
-        f"ledger {ledger} is damaged at byte {found.end} (entry {found.entries}): {found.damage}; "
-        f"{reason}, so this is not a torn tail"
-    )
+    raise found.error(ledger, f"{found.damage}; {reason}, so this is not a torn tail")
 
 
 def _rewrite(disk: Disk, fd: int, start: int, end: int) -> None:

@@ -8,6 +8,7 @@ segment has, and how long the sealed ones are, is recorded by the layer above.
     ├── LedgerMissing    this ledger is not in this storage                        definite
     ├── LedgerExists     `create` found one with that number                        definite
     ├── LedgerCorrupt    its bytes are not what was written; never served          definite
+    │   └── LedgerTooNew a later release has written them                          definite
     ├── LedgerStopped    this open ledger takes no appends (failed or closed)      definite
     ├── LedgerFenced     another owner has ended this open ledger                  definite
     ├── StorageFull      no space; nothing was written, later appends may succeed  definite, retriable
@@ -53,6 +54,11 @@ class LedgerExists(LedgerError):
 
 class LedgerCorrupt(LedgerError):
     """The ledger is damaged, or shorter or longer than it must be. Nothing of the damaged part is ever served."""
+
+
+class LedgerTooNew(LedgerCorrupt):
+    """A later release has written the ledger, or what is beside it, in a form that this one does not know. It is left
+    alone and not served, as if it were damaged; but it needs that release, and no backup."""
 
 
 class LedgerStopped(LedgerError):

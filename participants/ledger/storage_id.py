@@ -32,8 +32,11 @@ def parse(where: str, content: bytes) -> str:
         described: Any = json.loads(content)
     except (ValueError, RecursionError) as error:  # a RecursionError is for [[[[…
         raise StorageRefused(f"{where} is damaged; restore it from a backup") from error
-    if not isinstance(described, dict) or described.get("format") != _FORMAT:
-        raise StorageRefused(f"{where} is not of format {_FORMAT}: a later release has written it, or it is damaged")
+    found = described.get("format") if isinstance(described, dict) else None
+    if isinstance(found, int) and found > _FORMAT:
+        raise StorageRefused(f"{where} has format {found}, and this release knows {_FORMAT}: start a later release")
+    if found != _FORMAT:
+        raise StorageRefused(f"{where} is not of format {_FORMAT}: it is damaged; restore it from a backup")
     storage_id = described.get("storage_id")
     if not isinstance(storage_id, str) or not re.fullmatch(r"[0-9a-f]{32}", storage_id):
         raise StorageRefused(f"{where} contains no storage id")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from participants.common.metrics import BrokerMetrics
-from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerMissing
+from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerMissing, LedgerTooNew
 
 log = structlog.get_logger()
 FIRST_PAUSE_S = 2.0
@@ -41,8 +41,9 @@ class DamagedLedgers:
             return
         pause = self._pauses.get(ledger)
         if pause is None:
+            what = "of a later release" if isinstance(error, LedgerTooNew) else "damaged"
             log.error(
-                "a ledger is damaged: its outcomes stay in the store, and it is read again ever more rarely",
+                f"a ledger is {what}: its outcomes stay in the store, and it is read again ever more rarely",
                 segment=self._segment,
                 ledger=ledger,
                 error=str(error),

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from metastore.backends.sqlite import SqliteStore
+from metastore.backends.sqlite import FORMAT_VERSION, SqliteStore
 from metastore.errors import InvalidBatch, StoreInUse, StoreMissing, StoreUnavailable, StoreUnusable
 
 WRITER = """
@@ -174,6 +176,19 @@ async def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
         before = path.read_bytes()
         with pytest.raises(StoreUnusable):
             await SqliteStore.open(path)
+        assert path.read_bytes() == before
+
+
+async def test_a_file_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    await (await SqliteStore.open(path)).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {FORMAT_VERSION + 1}")
+        connection.commit()
+    before = path.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(StoreUnusable, match="was written by a newer version"):
+            await SqliteStore.open(path, read_only=read_only)
         assert path.read_bytes() == before
 
 

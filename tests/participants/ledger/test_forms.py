@@ -8,6 +8,7 @@ ledgers in every storage. DESIGN §5.18.
 from __future__ import annotations
 
 import re
+import zlib
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate
@@ -21,9 +22,16 @@ from metatxn.wire.position import Position
 from participants.ledger.append_queue import LedgerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.directories import segment_directory
-from participants.ledger.form import Form, FormDamaged, FormHeader
+from participants.ledger.form import Form, FormDamaged, FormHeader, FormTooNew, whole_header_bytes
 from participants.ledger.local import LocalStorage
-from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, SealedLedger, StorageFull
+from participants.ledger.storage import (
+    LedgerCorrupt,
+    LedgerMissing,
+    LedgerStorage,
+    LedgerTooNew,
+    SealedLedger,
+    StorageFull,
+)
 from tests.participants.ledger.faults import FaultyDisk
 from tests.participants.ledger.ledgers import SEGMENT, append_all
 from tests.participants.ledger.storages import local_files, objects_in_memory
@@ -107,6 +115,25 @@ def test_every_truncation_and_every_flipped_bit_is_refused() -> None:
 def test_what_fits_its_crc_and_makes_no_sense_is_refused(header: FormHeader) -> None:
     with pytest.raises(FormDamaged):
         FormHeader.decode(header.encode(), 3, 40)
+
+
+def of_a_later_release(header: bytes) -> bytes:
+    body = b"\2" + header[13:]
+    return header[:8] + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def test_the_form_of_a_later_release_is_not_called_damaged() -> None:
+    """Its header may be of another size, so that the version is all that is known of it."""
+    newer = of_a_later_release(EXAMPLE.encode())
+    with pytest.raises(FormTooNew, match="its version is 2, and this release knows 1"):
+        FormHeader.decode(newer, 3, 40)
+    with pytest.raises(FormTooNew):
+        whole_header_bytes(newer)
+    of_no_release = newer[:12] + b"\0" + newer[13:]
+    with pytest.raises(FormDamaged, match="does not match its CRC"):
+        FormHeader.decode(of_no_release, 3, 40)
+    with pytest.raises(FormDamaged, match="its version 0 has never been written"):
+        whole_header_bytes(of_no_release)
 
 
 # -- in every storage ------------------------------------------------------------------------------------------
@@ -219,3 +246,14 @@ async def test_a_form_that_lost_its_end_is_recognised(tmp_path: Path) -> None:
             path.write_bytes(content[:size])
             with pytest.raises(LedgerCorrupt):
                 await storage.open_sealed(SEGMENT, 3, 6, FORM)
+
+
+async def test_a_file_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
+    async with LocalStorage.open(tmp_path) as storage:
+        await storage.write_form(SEGMENT, await ledger_of(storage), FORM, [1], no_pace)
+        (path,) = tmp_path.glob("ledgers/*/*.form.7.1")
+        path.write_bytes(of_a_later_release(path.read_bytes()))
+        newer = path.read_bytes()
+        with pytest.raises(LedgerTooNew, match=r"form 7.1 of ledger 3 of .* is of a later release: its version is 2"):
+            await storage.open_sealed(SEGMENT, 3, 6, FORM)
+        assert path.read_bytes() == newer

@@ -16,8 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metatxn.wire.ids import TxnId
-from participants.ledger.hidden_index import HiddenIndex, HiddenRanges, HiddenReason, HiddenTransaction, IndexDamaged
+from participants.ledger.hidden_index import (
+    HiddenIndex,
+    HiddenRanges,
+    HiddenReason,
+    HiddenTransaction,
+    IndexDamaged,
+    IndexTooNew,
+)
 from participants.ledger.local import LocalStorage
+from participants.ledger.reading import checked_hidden
+from participants.ledger.storage import LedgerTooNew
 from tests.participants.ledger.ledgers import SEGMENT
 from tests.participants.prefixes.steps import InPlace, MortalDisk, Steps
 
@@ -97,7 +106,7 @@ def resealed(raw: bytes, at: int, byte: int) -> bytes:
 @pytest.mark.parametrize(
     ("at", "byte", "why"),
     [
-        (12, 2, "version 2 is unknown"),
+        (12, 0, "version 0 has never been written"),
         (29, 1, "something follows"),
         (29, 3, "unpack_from requires"),
         (49, 2, "not a valid HiddenReason"),
@@ -111,6 +120,14 @@ def resealed(raw: bytes, at: int, byte: int) -> bytes:
 def test_what_fits_its_crc_and_makes_no_sense_is_refused(at: int, byte: int, why: str) -> None:
     with pytest.raises(IndexDamaged, match=why):
         HiddenIndex.decode(resealed(EXAMPLE.encode(), at, byte), 3, 40)
+
+
+def test_the_index_of_a_later_release_is_not_called_damaged() -> None:
+    newer = resealed(EXAMPLE.encode(), 12, 2)
+    with pytest.raises(IndexTooNew, match="its version is 2, and this release knows 1"):
+        HiddenIndex.decode(newer, 3, 40)
+    with pytest.raises(LedgerTooNew, match="hidden entries of ledger 3 is of a later release"):
+        checked_hidden(newer, 3, 40)
 
 
 async def test_an_index_is_durable_when_it_is_written(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from participants.ledger.storage import (
     LedgerFenced,
     LedgerMissing,
     LedgerStopped,
+    LedgerTooNew,
     OpenLedger,
     StorageFailed,
     StorageRefused,
@@ -377,12 +378,16 @@ def test_the_store_under_test_knows_conditions(store: MemoryStore) -> None:
         store.put("x", b"2", mode="create")
 
 
-def test_a_header_of_an_unknown_kind_is_damage() -> None:
-    """Its CRC holds: a newer version, or a writer gone wrong. Found by tests/fuzz."""
+def test_an_object_of_a_later_release_is_not_called_damaged() -> None:
+    """Its CRC holds, and its kind is unknown (found by tests/fuzz); or its magic has another number."""
     whole = ObjectHeader(ObjectKind.FENCE, bytes(16)).encode()
     body = bytes([ObjectKind.FENCE + 1]) + whole[13:]
-    with pytest.raises(LedgerCorrupt, match="kind 3"):
+    with pytest.raises(LedgerTooNew, match="an object is of a later release: its kind 3"):
         ObjectHeader.decode(whole[:8] + zlib.crc32(body).to_bytes(4, "little") + body, "an object")
+    with pytest.raises(LedgerTooNew, match="an object is of a later release: it begins with mtxnobj2"):
+        ObjectHeader.decode(b"mtxnobj2" + whole[8:], "an object")
+    with pytest.raises(LedgerCorrupt, match="is damaged"):
+        ObjectHeader.decode(b"mtxnobj0" + whole[8:], "an object")
 
 
 def test_an_index_that_holds_fewer_numbers_than_it_says_is_none() -> None:

@@ -122,6 +122,14 @@ async def test_a_lost_storage_id_is_not_replaced(tmp_path: Path, content: bytes 
         LocalStorage.open(tmp_path)
 
 
+async def test_a_storage_of_a_later_release_is_not_called_damaged(tmp_path: Path) -> None:
+    await LocalStorage.open(tmp_path).close()
+    (tmp_path / "storage.json").write_bytes(b'{"format": 2, "name": "x"}')
+    with pytest.raises(StorageRefused, match=r"has format 2, and this release knows 1: start a later release$"):
+        LocalStorage.open(tmp_path)
+    assert (tmp_path / "storage.json").read_bytes() == b'{"format": 2, "name": "x"}'
+
+
 def test_a_damaged_storage_id_is_not_another_one() -> None:
     """No bit that flips makes another id of it."""
     content = storage_id.describe_new()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -25,8 +26,9 @@ from metatxn.wire.position import Position
 from participants.ledger import recovery
 from participants.ledger.disk import Disk
 from participants.ledger.local import LocalStorage
+from participants.ledger.reading import checked_frames
 from participants.ledger.recovery import recover_file
-from participants.ledger.storage import LedgerCorrupt
+from participants.ledger.storage import LedgerCorrupt, LedgerTooNew
 from tests.extent import usually
 from tests.participants.ledger.ledgers import SEGMENT, append_all, ledger_file, payloads
 
@@ -227,6 +229,10 @@ def test_a_whole_frame_of_a_later_release_is_no_torn_group(field: int, value: in
     body[field] = value
     newer = struct.pack("<II", len(body), crc32(body)) + bytes(body)
     assert is_corrupt(b"".join(SOUND) + newer)
+    with file_of(b"".join(SOUND) + newer) as file, pytest.raises(LedgerTooNew, match=r"is of a later release at byte"):
+        recover_file(QuickDisk(), file.fileno(), LEDGER)
+    with pytest.raises(LedgerTooNew, match=rf"entry {LEDGER}:2 is of a later release"):
+        checked_frames(memoryview(newer), LEDGER, 2, array("Q", [0, len(newer)]))
     assert recovered(b"".join(SOUND) + newer[:-1]) == SOUND, "torn, it is cut like any other"
 
 

@@ -27,7 +27,7 @@ from participants.common.metrics import BrokerMetrics
 from participants.ledger.chain import LedgerChain
 from participants.ledger.directories import segment_directory
 from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
-from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, StorageFull
+from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, LedgerTooNew, StorageFull
 from participants.segment.damage import LONGEST_PAUSE_S, DamagedLedgers
 from participants.segment.hidden import HiddenCache
 from participants.segment.sealing import seal
@@ -545,6 +545,9 @@ def test_a_damaged_ledger_is_said_once_and_tried_ever_more_rarely() -> None:
     damaged.failed(9, LedgerCorrupt("damaged"), now_s)
     damaged.forget_before(9)
     assert metrics.damaged_ledgers._value.get() == 1
+    with structlog.testing.capture_logs() as said:
+        damaged.failed(10, LedgerTooNew("its version is 2"), now_s)
+    assert said[0]["event"].startswith("a ledger is of a later release: ")
     damaged.close()
     assert metrics.damaged_ledgers._value.get() == 0
 
