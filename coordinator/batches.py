@@ -164,7 +164,8 @@ def _plain_end(end: End, known: Known, caller: Principal) -> TransactionRecords 
 
 
 def _presumed(end: End, known: Known) -> TransactionRecords | None:
-    """For a transaction under a key it matters whether it is prepared, so it is read in full."""
+    """The presumed records, except under a key, where it matters whether the transaction is prepared: it is read in
+    full."""
     records = known.get(end.txn_id)
     return records if records and records.header.key is None else None
 

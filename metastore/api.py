@@ -61,7 +61,7 @@ _TELLING: ContextVar[bool] = ContextVar("telling", default=False)
 
 @contextmanager
 def telling_others() -> Iterator[None]:
-    """In this context, and in the tasks that are begun in it, a store that has lost writes is used nevertheless: to
+    """A context in which, with the tasks that are begun in it, a store that has lost writes is used nevertheless: to
     tell the other processes."""
     token = _TELLING.set(True)
     try:
@@ -98,7 +98,7 @@ class MetadataStore(ABC):
     def __init__(self, indexes: Iterable[IndexDefinition] = ()) -> None:
         self.indexes = tuple(indexes)
         self.group_listeners: list[Callable[[int], None]] = []
-        """For metrics, each listener is called with the number of applies in a request to the backend."""
+        """Listeners for metrics, each of which is called with the number of applies in a request to the backend."""
         self.refusal: str | None = None
         """Why this client refuses every call, or None while it does not. See `refuse`."""
         self._refusal_kind: type[MetastoreError] = StoreWentBack
@@ -307,7 +307,7 @@ class MetadataStore(ABC):
         """Finish the requests in flight, end the watches, and release files and connections. Idempotent."""
 
     def refuse(self, why: str, kind: type[MetastoreError] = StoreWentBack) -> None:
-        """From now on every call except `close` raises an error of this kind. This cannot be undone: restart the
+        """Make every call except `close` raise an error of this kind from now on. This cannot be undone: restart the
         process."""
         if self.refusal is None:
             self.refusal, self._refusal_kind = why, kind

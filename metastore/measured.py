@@ -25,7 +25,7 @@ class Effects:
 
 
 EFFECTS: ContextVar[Effects | None] = ContextVar("effects", default=None)
-"""Those of the applies in this context and in the tasks that were begun in it."""
+"""The effects of the applies in this context and in the tasks that were begun in it."""
 
 
 def _took_effect() -> None:

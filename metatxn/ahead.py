@@ -25,7 +25,7 @@ from metatxn.wire.errors import MetatxnError
 AHEAD_S = 1.0
 """The longest time for which a transaction is kept ready."""
 PACE_S = AHEAD_S / 2
-"""As many are begun ahead as the program has begun in this time."""
+"""The time in which a program begins as many transactions as are begun ahead for it."""
 FEWEST = 4
 """For a program that begins fewer in this time, none are begun ahead."""
 MOST = 64

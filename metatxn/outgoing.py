@@ -43,7 +43,7 @@ class MessageFormat:
         self._in_turn = 0
         """The number of messages without a key that went to the segment whose turn it is."""
         self._known: tuple[Layout, str] | None = None
-        """That segment, in this layout."""
+        """The segment whose turn it is, in this layout."""
 
     def size(self, item: Outgoing) -> int:
         return len(item.prefix) + len(item.content) + RECORD_BYTES

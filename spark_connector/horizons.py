@@ -83,13 +83,13 @@ class Horizons:
 
 
 def starting_places(offsets: Offsets, topics: Sequence[Topic], looked: Looked) -> dict[str, str]:
-    """For each segment the place after which to read; a segment that the JSON does not name is read from its
+    """The place after which to read, for each segment; a segment that the JSON does not name is read from its
     beginning."""
     return _places("startingOffsets", offsets, topics, looked, "earliest")
 
 
 def ending_places(offsets: Offsets, topics: Sequence[Topic], looked: Looked) -> dict[str, str]:
-    """For each segment the last place to read; a segment that the JSON does not name is read as far as possible."""
+    """The last place to read, for each segment; a segment that the JSON does not name is read as far as possible."""
     return _places("endingOffsets", offsets, topics, looked, "latest")
 
 

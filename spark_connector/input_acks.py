@@ -33,7 +33,7 @@ def acknowledge_input(
 
 
 def read_in_batch(checkpoint: str, batch_id: int) -> dict[str, Places]:
-    """For each topic, the segments of which the batch has read something, and up to where."""
+    """The segments of each topic of which the batch has read something, and up to where."""
     try:
         lines = notes.read(checkpoint, f"offsets/{batch_id}").splitlines()
     except OSError as error:

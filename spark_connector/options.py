@@ -82,8 +82,8 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """If `topic` is None, rows are routed by the column `topic`. If `txn_id` is None, the write has a transaction of
-    its own. `checkpoint` is Spark's, and is given whenever `ack_subscription` is."""
+    """The options of a write. If `topic` is None, rows are routed by the column `topic`. If `txn_id` is None, the write
+    has a transaction of its own. `checkpoint` is Spark's, and is given whenever `ack_subscription` is."""
 
     service: ServiceAddress
     topic: str | None = None

@@ -137,7 +137,7 @@ class ProgressListener(StreamingQueryListener):
 
 
 def _read_up_to(sources: list[Any]) -> Places:
-    """For each segment, how far it was read, from the sources of a query that are ours."""
+    """How far each segment was read, from the sources of a query that are ours."""
     places: Places = {}
     for source in sources:
         said = json.loads(source.endOffset) if source.endOffset else None

@@ -45,7 +45,7 @@ def from_arrow(schema: pa.Schema) -> StructType:
 
 @contextmanager
 def needs_spark(version: str, what: str) -> Iterator[None]:
-    """For use around an import that older versions of Spark do not have. Raises `OptionError`."""
+    """A context for an import that older versions of Spark do not have. Raises `OptionError`."""
     try:
         yield
     except ImportError:

@@ -111,7 +111,7 @@ class StreamPlanner:
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.ends: Places = {}
-        """For each segment, how far it could be read when it was last looked at."""
+        """How far each segment could be read when it was last looked at."""
         self._options = options
         self._schema = schema
         self._service = client(options.service)

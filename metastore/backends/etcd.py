@@ -154,7 +154,7 @@ class EtcdStore(StoredIndexes):
 
     @property
     def connection(self) -> EtcdConnection:
-        """To examine the cluster."""
+        """The connection, with which to examine the cluster."""
         return self._connection
 
     async def _find_max_txn_ops(self) -> int:

@@ -31,9 +31,10 @@ PUTS = 10
 
 
 class LeasedRecord(Ephemeral):
-    """At intervals of a third of its time to live, the lease is refreshed, or a new one granted, and the record is
-    looked up: if there is none, it is put again. Earlier failures are not remembered, so it does not matter which step
-    failed and whether only its reply was lost: the first round that succeeds leaves the record under a valid lease.
+    """A record under a lease. At intervals of a third of its time to live, the lease is refreshed, or a new one
+    granted, and the record is looked up: if there is none, it is put again. Earlier failures are not remembered, so it
+    does not matter which step failed and whether only its reply was lost: the first round that succeeds leaves the
+    record under a valid lease.
 
     A record that another client has put is left alone for as long as it exists.
     """

@@ -82,7 +82,7 @@ class ZooKeeperListings:
 
 
 def within(children: Sequence[Child], directory: Child, start: str, end: str) -> list[Child]:
-    """Those of a directory's sorted children that are in `[start, end)`, or may hold records in it."""
+    """The sorted children of a directory that are in `[start, end)`, or may hold records in it."""
     first = bisect_left(children, start, key=_key)
     last = bisect_left(children, end, first, key=_key)
     found = list(children[first:last])

@@ -152,7 +152,7 @@ async def settings_of_servers(
 
 
 def told_by(server: str, servers: int, srvr: str, conf: str) -> ZooKeeperSettings:
-    """From what it answers to the two commands."""
+    """The settings, from the answers to the two commands."""
     if "whitelist" in srvr:
         return ZooKeeperSettings(server, servers, silence="it does not allow the command `srvr`")
     version = re.search(r"version: (\d[\d.]*)", srvr)

@@ -58,7 +58,7 @@ class IdBlocks:
         self._lease: asyncio.Task[None] | None = None
 
     def serve_as(self, coordinator_id: int) -> None:
-        """From now on the ids belong to this coordinator id; the rest of a block of another one is lost."""
+        """Give out ids of this coordinator id from now on; the rest of a block of another one is lost."""
         if coordinator_id != self._coordinator_id:
             self._coordinator_id = coordinator_id
             self._take_from(range(0))

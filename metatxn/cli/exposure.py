@@ -106,4 +106,4 @@ class ExposureOptions:
 
 
 takes_exposure = takes("exposure", ExposureOptions)
-"""For every command that starts a server."""
+"""The decorator of every command that starts a server."""

@@ -115,7 +115,7 @@ def when(time_ms: int | None) -> str | None:
 
 
 def with_dates(fields: dict[str, Any]) -> dict[str, Any]:
-    """For people: a time in `created_ms` becomes a date in `created`. The other fields stay."""
+    """The fields for people: a time in `created_ms` becomes a date in `created`. The other fields stay."""
     return {
         name.removesuffix("_ms") if name in TIMES else name: when(value) if name in TIMES else value
         for name, value in fields.items()

@@ -54,7 +54,7 @@ AT_ONCE = 1_000
 """The messages that are read, printed and then acknowledged together."""
 
 Details = Mapping[str, SegmentDetail | None]
-"""By id, the segments of a topic as their owners see them; None for one that is not served."""
+"""The segments of a topic as their owners see them, by id; None for one that is not served."""
 
 
 class FormatChoice(StrEnum):

@@ -905,7 +905,8 @@ class SeekPlace(RequestBody):
 
 
 class SeekPreviewRequest(SeekPlace):
-    """As `SeekPlace`. With `for_ms` a move to a `revision` is counted for about that long; the next request goes on."""
+    """Like `SeekPlace`. With `for_ms` a move to a `revision` is counted for about that long; the next request goes
+    on."""
 
     model_config = example(at_ms=1_700_000_000_000)
 
@@ -913,7 +914,7 @@ class SeekPreviewRequest(SeekPlace):
 
 
 class SeekRequest(SeekPlace):
-    """As `SeekPlace`. `force` aborts open transactions that have acknowledged messages."""
+    """Like `SeekPlace`. `force` aborts open transactions that have acknowledged messages."""
 
     model_config = example(at_ms=1_700_000_000_000, force=False)
 

@@ -48,7 +48,7 @@ def messages_table(values: Sequence[Any], schema: pa.Schema | None) -> pa.Table:
 def table_with_nulls(
     values: Sequence[Any], schema: pa.Schema | None, *, skip: bool = False
 ) -> tuple[pa.Table, list[Misfit]]:
-    """As `messages_table`, but what does not fit is null, and given in the order of the messages. With `skip` the
+    """Like `messages_table`, but what does not fit is null, and given in the order of the messages. With `skip` the
     caller leaves out the whole message, so without a schema it says nothing about the types of the others."""
     if schema is None:
         return _free_table(values, skip=skip)

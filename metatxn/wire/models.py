@@ -190,7 +190,8 @@ class ThroughputSample(BaseModel):
 
 
 class ThroughputAnswer(BaseModel):
-    """At most the last quarter of an hour, the latest sample last. `interval_ms` is the time between two samples."""
+    """The samples of at most the last quarter of an hour, latest last. `interval_ms` is the time between two
+    samples."""
 
     model_config = example(
         interval_ms=10_000,

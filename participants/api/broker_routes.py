@@ -18,7 +18,7 @@ from participants.broker.broker import Broker
 from participants.broker.draining import assert_asked, broker_info, segments_page
 
 MOST_SEGMENTS = 1_000
-"""Of one page."""
+"""The most segments of one page."""
 
 
 def add_broker_routes(api: APIRouter, broker: Broker) -> None:

@@ -29,7 +29,7 @@ from metatxn.wire.broker import ReadHoldInfo
 from participants.messages.topics import not_found
 
 MAX_HOLDS = 100
-"""Of a topic."""
+"""The most holds of a topic."""
 RETRY_AFTER_S = 5.0
 
 

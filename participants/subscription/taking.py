@@ -84,7 +84,7 @@ class Taking:
         return read_messages(segment, chosen.frame, chosen.indexes)
 
     def give(self, made: Any, times: Sequence[int], share: int) -> None:
-        """Of each message, how often it was delivered before. `share` is its share of the entry's bytes."""
+        """How often each message was delivered before. `share` is its share of the entry's bytes."""
         self.given += [DeliveredMessage(_received(*each), share) for each in zip(made, times, strict=True)]
         self.number += len(times)
         self.size_bytes += share * len(times)

@@ -37,7 +37,7 @@ _SCANS_AT_ONCE = 2
 
 Ends = dict[str, Position]
 Kept = dict[str, list[tuple[Position, int]]]
-"""For each segment in order: the entry of each kept message, and the message's index in it."""
+"""The entry of each kept message and the message's index in it, for each segment in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from participants.subscription.deletion import delete_keys, delete_records
 
 log = structlog.get_logger()
 _FORGOTTEN = dict.fromkeys(("arrow_schema", "schema_history", "policy"))
-"""Of a deleted topic."""
+"""The fields of a topic that its tombstone does not keep."""
 _OPS_PER_READ = 90
 """The number of records that are read and deleted at a time."""
 

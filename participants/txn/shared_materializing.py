@@ -153,7 +153,7 @@ class SharedMaterializing:
 
     @property
     def _most_cost(self) -> int:
-        """As many operations as `materialize` deletes at once."""
+        """The operations to delete at once, as many as in `materialize`."""
         return DELETION_COST * materializer.OPS_PER_APPLY
 
     @property

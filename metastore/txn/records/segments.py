@@ -109,7 +109,7 @@ class SegmentRecord(JsonRecord):
 
     @property
     def existing_parents(self) -> frozenset[str]:
-        """Those that were not removed from the topic."""
+        """The parents that were not removed from the topic."""
         return frozenset(self.parents) - (self.removed_parents or {}).keys()
 
     @property
