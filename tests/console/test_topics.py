@@ -186,7 +186,7 @@ def test_segments_and_policies_are_changed(sender: Sender, cluster: ConsoleClust
         ("/topics/orders/split", {"segment": "segment://x"}, 404, "segment"),
         ("/topics/orders/merge", {"segment": "segment://x"}, 422, "with: a value is missing"),
         ("/topics/orders/seal", {"segment": "segment://public/default/orders/0000-7fff-0"}, 422, "sure"),
-        ("/topics/orders/trim", {"segment": "segment://public/default/orders/0000-7fff-0"}, 422, "before: it is"),
+        ("/topics/orders/trim", {"segment": "segment://public/default/orders/0000-7fff-0"}, 422, "before: a value is"),
         ("/topics/orders/policy", {"setting": "__class__", "value": "1"}, 422, "there is no setting"),
         ("/topics/orders/policy", {"setting": "retention_ms", "value": "long"}, 422, "is not a whole number"),
         ("/topics/orders/policy", {"setting": "retention", "value": "soft"}, 422, "retention"),
