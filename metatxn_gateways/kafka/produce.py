@@ -63,6 +63,21 @@ class SentBatch:
     sequence: int
 
 
+def sequence_in_epoch(epoch: int, sequence: int) -> int:
+    """The sequence of an entry: in Kafka each epoch of a producer has its own sequences, which begin at 0."""
+    return epoch * _SEQUENCES + sequence
+
+
+def epoch_and_sequence(sequence: int) -> tuple[int, int]:
+    return divmod(sequence, _SEQUENCES)
+
+
+def _behind(sequence: int, count: int) -> int:
+    """The sequence of the next batch in the same epoch."""
+    epoch, first = epoch_and_sequence(sequence)
+    return sequence_in_epoch(epoch, (first + count) % _SEQUENCES)
+
+
 def checked(payload: memoryview) -> SentBatch:
     """The header. Raises `KafkaError` for anything other than one whole batch of records, as a producer sends it."""
     if len(payload) < HEADER.size:
@@ -138,7 +153,7 @@ class Produce:
             producer = await self._producer_of(batch, transactional_id, caller)
             txn_id = None if producer is None else await self._producers.open_transaction(producer)
             idempotent = batch.producer_id >= 0
-            if idempotent and batch.producer_epoch != EPOCH:
+            if idempotent and (batch.producer_epoch < EPOCH or (batch.transactional and batch.producer_epoch > EPOCH)):
                 raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
             entry = Entry(
                 part.batch,
@@ -146,7 +161,7 @@ class Produce:
                 batch.count,
                 txn_id,
                 producer=f"kafka/{batch.producer_id}" if idempotent else None,
-                sequence=batch.sequence if idempotent else None,
+                sequence=sequence_in_epoch(batch.producer_epoch, batch.sequence) if idempotent else None,
             )
             publish = self._in_sequence(segment, entry, batch, producer) if idempotent else self._plain(segment, entry)
             begun = asyncio.ensure_future(publish)  # tasks begin in the order in which they are made
@@ -171,22 +186,28 @@ class Produce:
         """Publish one batch after the other, so that none is appended after one that is missing.
 
         What was appended before is in the table of the segment, also after a restart. A producer that is not in it may
-        begin anywhere.
+        begin anywhere. One that gave up a batch increments its epoch by itself, and then begins with sequence 0: so the
+        epoch is a part of the sequence.
         """
-        assert entry.producer is not None
+        assert entry.producer is not None and entry.sequence is not None
         sequences = self._producers.sequences(segment, batch.producer_id)
         async with sequences.lock:
             if sequences.following is None and (last := segment.dedup.last_of(entry.producer)) is not None:
-                sequences.following = sum(last) % _SEQUENCES
+                sequences.following = _behind(*last)
+            known_epoch = None if sequences.following is None else epoch_and_sequence(sequences.following)[0]
+            if known_epoch is not None and batch.producer_epoch < known_epoch:
+                raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
+            if known_epoch is not None and batch.producer_epoch > known_epoch and batch.sequence == 0:
+                sequences.following = entry.sequence
             scope = Scope(entry.txn_id, entry.writer, entry.producer)
-            repeated = segment.dedup.find(scope, batch.sequence, None)
-            if not repeated and sequences.following not in (None, batch.sequence):
+            repeated = segment.dedup.find(scope, entry.sequence, None)
+            if not repeated and sequences.following not in (None, entry.sequence):
                 if producer is not None:  # with its transaction the segment forgets what was sent before
                     await self._producers.open_transaction(producer, refused=entry.txn_id)
                 raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
             position = await self._published(segment, entry, producer)
-            if sequences.following in (None, batch.sequence):  # also if it was appended, and the answer got lost
-                sequences.following = (batch.sequence + batch.count) % _SEQUENCES
+            if sequences.following in (None, entry.sequence):  # also if it was appended, and the answer got lost
+                sequences.following = _behind(entry.sequence, batch.count)
             return await segment.offsets.first_of(position)
 
     async def _published(self, segment: Segment, entry: Entry, producer: TransactionalProducer | None) -> Position:

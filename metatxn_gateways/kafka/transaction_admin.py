@@ -25,6 +25,7 @@ from metatxn.wire.names import topic_of_segment
 from metatxn_gateways.kafka.cluster import KafkaCluster
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, require_right
+from metatxn_gateways.kafka.produce import epoch_and_sequence
 from metatxn_gateways.kafka.producers import EPOCH, KEY_PREFIX, ProducerSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from participants.segment.segment import Segment
@@ -215,8 +216,8 @@ async def _active(response: CallResponse, segment: Segment) -> list[Any]:
         response.make(
             "ProducerState",
             producer_id=producer,
-            producer_epoch=EPOCH,
-            last_sequence=sequence,
+            producer_epoch=epoch_and_sequence(sequence)[0],
+            last_sequence=epoch_and_sequence(sequence)[1],
             last_timestamp=-1,
             coordinator_epoch=segment.ownership.generation,
             current_txn_start_offset=begun.get(producer, -1),

@@ -28,9 +28,9 @@ TRANSACTIONAL = 0x10
 TIMEOUT = timedelta(seconds=60)
 
 
-def batch(*values: bytes, producer: int = -1, sequence: int = -1, attributes: int = 0) -> bytes:
+def batch(*values: bytes, producer: int = -1, sequence: int = -1, attributes: int = 0, epoch: int = 0) -> bytes:
     draft = bytearray(encode_batch([KafkaRecord(None, value) for value in values]))
-    PRODUCER.pack_into(draft, 43, producer, 0 if producer >= 0 else -1, sequence)
+    PRODUCER.pack_into(draft, 43, producer, epoch if producer >= 0 else -1, sequence)
     struct.pack_into(">h", draft, 21, attributes)
     struct.pack_into(">I", draft, 17, crc32c(draft[21:]))
     return bytes(draft)

@@ -128,6 +128,27 @@ async def test_after_a_restart_a_producer_goes_on_where_its_durable_batches_end(
     assert await produced(gateway, 8, batch(b"f", producer=8, sequence=7)) == (KafkaCode.NONE, 4), "nothing is known"
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_producer_that_gave_up_a_batch_begins_again_in_the_next_epoch(gateway: Gateway, crash: bool) -> None:
+    """Clients outside transactions increment the epoch by themselves. What is late from an earlier one is fenced, also
+    after a restart, and each epoch has sequences of its own."""
+    await gateway.create("t")
+    for number in range(3):
+        assert await produced(gateway, 8, batch(b"a", producer=9, sequence=number)) == (KafkaCode.NONE, number)
+    gap = await produced(gateway, 8, batch(b"x", producer=9, sequence=1, epoch=1))
+    assert gap[0] == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert await produced(gateway, 8, batch(b"a", producer=9, sequence=3)) == (KafkaCode.NONE, 3), "nothing has changed"
+    first = batch(b"b", b"c", producer=9, sequence=0, epoch=4)
+    assert await produced(gateway, 8, first) == (KafkaCode.NONE, 4)
+    if crash:
+        await gateway.crash()
+    assert await produced(gateway, 8, first) == (KafkaCode.NONE, 4), "a retry"
+    for late in (batch(b"x", producer=9, sequence=4), batch(b"x", producer=9, sequence=0, epoch=3)):
+        assert (await produced(gateway, 8, late))[0] == KafkaCode.INVALID_PRODUCER_EPOCH
+    assert await produced(gateway, 8, batch(b"d", producer=9, sequence=2, epoch=4)) == (KafkaCode.NONE, 6)
+    assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ=="] * 4 + ["Yg==", "Yw==", "ZA=="]
+
+
 async def test_batches_of_one_connection_are_appended_in_their_order(gateway: Gateway) -> None:
     """Also if what the first one needs to know comes late."""
     await gateway.create("t")

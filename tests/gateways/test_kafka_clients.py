@@ -40,6 +40,31 @@ async def test_messages_are_produced_consumed_and_found_by_time(gateway: Gateway
     await asyncio.to_thread(work)
 
 
+async def test_an_idempotent_producer_goes_on_behind_a_message_that_it_gave_up(gateway: Gateway) -> None:
+    """Its timeout ends the message, and it goes on in the next epoch. What it gave up was on its way, and is there."""
+    await gateway.create("t")
+    options = {"enable.idempotence": True, "message.timeout.ms": 1_500, "socket.timeout.ms": 1_000}
+    producer = gateway.producer(**options)
+    told: list[tuple[bytes, str | int]] = []
+
+    def sent(value: str) -> None:
+        def on_delivery(error: Any, message: Any) -> None:
+            told.append((message.value(), error.name() if error else message.offset()))
+
+        producer.produce("t", value, partition=0, on_delivery=on_delivery)
+        assert producer.flush(PATIENCE_S) == 0
+
+    await asyncio.to_thread(sent, "a")
+    gateway.process.device.hold()
+    await asyncio.to_thread(sent, "b")
+    gateway.process.device.go()
+    for value in ("c", "d"):
+        await asyncio.to_thread(sent, value)
+    assert [value for value, _ in told] == [b"a", b"b", b"c", b"d"]
+    assert [what for _, what in told] == [0, "_MSG_TIMED_OUT", 2, 3]
+    assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ==", "Yg==", "Yw==", "ZA=="]
+
+
 async def test_changes_of_topics_are_in_the_audit_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "metatxn.audit")
 

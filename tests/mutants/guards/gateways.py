@@ -114,6 +114,22 @@ GATEWAYS = (
         tests=(f"{_CALLS}::test_after_a_restart_a_producer_goes_on_where_its_durable_batches_end",),
     ),
     Mutant(
+        "kafka-epochs-share-their-sequences",
+        "5.20: each epoch of a producer has sequences of its own",
+        _PRODUCE,
+        "    return epoch * _SEQUENCES + sequence\n",
+        "    return sequence\n",
+        tests=(f"{_CALLS}::test_a_producer_that_gave_up_a_batch_begins_again_in_the_next_epoch",),
+    ),
+    Mutant(
+        "late-batch-of-an-earlier-epoch",
+        "5.20: what is late from an earlier epoch of a producer is not appended",
+        _PRODUCE,
+        "if known_epoch is not None and batch.producer_epoch < known_epoch:",
+        "if known_epoch is not None and batch.producer_epoch < 0:",
+        tests=(f"{_CALLS}::test_a_producer_that_gave_up_a_batch_begins_again_in_the_next_epoch",),
+    ),
+    Mutant(
         "producer-after-a-restart-is-two",
         "5.20: requests of one producer that come together after a restart find one transaction",
         "metatxn_gateways/kafka/producers.py",
