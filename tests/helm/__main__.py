@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "storeSecret=store",
     ),
     "IPv6": (STORE, ANONYMOUS, "ipFamily=IPv6", "broker.storage=s3://bucket/prefix"),
+    "gateways": (STORE, ANONYMOUS, "broker.kafkaPort=9092", "broker.pulsarPort=6650"),
     "no network policy": (STORE, ANONYMOUS, "networkPolicy.enabled=false"),
 }
 REFUSED = {
@@ -43,6 +44,7 @@ REFUSED = {
     "security": (STORE,),
     "security.ownAuthority": (STORE, ANONYMOUS, "security.ownAuthority=true"),
     "ipFamily": (STORE, ANONYMOUS, "ipFamily=6"),
+    "broker.pulsarPort": (STORE, "security.tokenSecret=tokens", "broker.pulsarPort=6650"),
 }
 """Values without which nothing is rendered, and the error says so."""
 
@@ -56,6 +58,7 @@ def main(helm: str) -> None:
             _validate(name, document)
             _mounts_what_there_is(name, document)
         _has_the_jobs_of_the_rules(name, documents)
+        _can_be_reached(name, documents)
         sys.stdout.write(f"{name}: {len(documents)} objects\n")
     for name, settings in REFUSED.items():
         given = [KUBERNETES, *(each for setting in settings for each in ("--set", setting))]
@@ -101,6 +104,29 @@ def _has_the_jobs_of_the_rules(case: str, documents: list[dict[str, Any]]) -> No
         selected = [each for each in labels if each.get(expression["key"]) in expression["values"]]
         jobs = {each.get(monitor["spec"]["jobLabel"]) for each in selected}
         assert jobs == JOBS, f"{case}: the jobs of the ServiceMonitor are {jobs}"
+
+
+def _can_be_reached(case: str, documents: list[dict[str, Any]]) -> None:
+    """The ports on which the containers listen are those of the services that lead to them, and are open."""
+    pods = [each["spec"]["template"] for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
+    services = [each["spec"] for each in documents if each["kind"] == "Service"]
+    listening = set()
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        ports = {(each["name"], each["containerPort"]) for each in container["ports"]}
+        listening |= {number for _, number in ports}
+        given = {int(arg.partition("=")[2]) for arg in container["args"] if arg.partition("=")[0].endswith("port")}
+        assert given == {number for _, number in ports}, f"{case}: the options say {given}"
+        leading = [each for each in services if each["selector"].items() <= pod["metadata"]["labels"].items()]
+        for service in leading:
+            there = {(each["targetPort"], each["port"]) for each in service["ports"]}
+            assert there == ports, f"{case}: a service has {there}, and its pods {ports}"
+        assert leading, case
+    asked = {int(each.partition("=")[2]) for each in CASES[case] if each.partition("=")[0].endswith("Port")}
+    assert asked <= listening, f"{case}: nobody listens on {asked - listening}"
+    for policy in (each for each in documents if each["kind"] == "NetworkPolicy"):
+        (rule,) = policy["spec"]["ingress"]
+        assert {each["port"] for each in rule["ports"]} == listening, f"{case}: the policy opens {rule['ports']}"
 
 
 main(sys.argv[1])

@@ -37,7 +37,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
+{{- define "metatxn.gatewayPorts" -}}
+{{- range $name, $port := dict "kafka" .Values.broker.kafkaPort "pulsar" .Values.broker.pulsarPort }}
+{{- if $port }}
+- {name: {{ $name }}, port: {{ $port }}, targetPort: {{ $name }}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "metatxn.checked" -}}
+{{- if and .Values.broker.pulsarPort (or .Values.security.tokenSecret .Values.security.tlsSecret) -}}
+{{- fail "broker.pulsarPort: Pulsar's clients are not served with tokens or TLS" -}}
+{{- end -}}
 {{- if not (has .Values.ipFamily (list "IPv4" "IPv6")) -}}
 {{- fail "ipFamily: say IPv4 or IPv6" -}}
 {{- end -}}
