@@ -268,7 +268,7 @@ async def test_others_go_on_while_somebody_asks_for_very_many_topics(
     await counting_turns
     assert parts is not None and turns > 3_000
     monkeypatch.setattr(service, "MAX_CALL_BYTES", 6_000)
-    with pytest.raises(MalformedRequest, match="at most 6000"):
+    with pytest.raises(MalformedRequest, match="above the limit of 6000"):
         await gateway.listener._connect()(asking_for(3_000))
 
 
