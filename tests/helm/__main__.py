@@ -37,6 +37,11 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "IPv6": (STORE, ANONYMOUS, "ipFamily=IPv6", "broker.storage=s3://bucket/prefix"),
     "gateways": (STORE, ANONYMOUS, "broker.kafkaPort=9092", "broker.pulsarPort=6650"),
+    "clients outside": (
+        *(STORE, ANONYMOUS, "broker.storage=s3://bucket/prefix", "broker.replicas=3", "broker.kafkaPort=9092"),
+        *("external.loadBalancers=true", "external.coordinatorUrl=http://metatxn.example:8470"),
+        "external.brokerUrl=http://$(POD_NAME).example:8471",
+    ),
     "no network policy": (STORE, ANONYMOUS, "networkPolicy.enabled=false"),
 }
 REFUSED = {
@@ -44,6 +49,11 @@ REFUSED = {
     "security": (STORE,),
     "security.ownAuthority": (STORE, ANONYMOUS, "security.ownAuthority=true"),
     "ipFamily": (STORE, ANONYMOUS, "ipFamily=6"),
+    "external": (STORE, ANONYMOUS, "external.coordinatorUrl=http://metatxn.example:8470"),
+    "external.brokerUrl": (
+        *(STORE, ANONYMOUS, "external.coordinatorUrl=http://metatxn.example:8470"),
+        "external.brokerUrl=http://brokers.example:8471",
+    ),
     "broker.pulsarPort": (STORE, "security.tokenSecret=tokens", "broker.pulsarPort=6650"),
 }
 """Values without which nothing is rendered, and the error says so."""
@@ -59,6 +69,7 @@ def main(helm: str) -> None:
             _mounts_what_there_is(name, document)
         _has_the_jobs_of_the_rules(name, documents)
         _can_be_reached(name, documents)
+        _can_be_reached_from_outside(name, documents)
         sys.stdout.write(f"{name}: {len(documents)} objects\n")
     for name, settings in REFUSED.items():
         given = [KUBERNETES, *(each for setting in settings for each in ("--set", setting))]
@@ -127,6 +138,25 @@ def _can_be_reached(case: str, documents: list[dict[str, Any]]) -> None:
     for policy in (each for each in documents if each["kind"] == "NetworkPolicy"):
         (rule,) = policy["spec"]["ingress"]
         assert {each["port"] for each in rule["ports"]} == listening, f"{case}: the policy opens {rule['ports']}"
+
+
+def _can_be_reached_from_outside(case: str, documents: list[dict[str, Any]]) -> None:
+    """Every service announces its address for clients outside, and a load balancer leads to each broker alone."""
+    if case != "clients outside":
+        return
+    pods = {each["metadata"]["name"]: each for each in documents if each["kind"] in ("Deployment", "StatefulSet")}
+    for pod in pods.values():
+        (container,) = pod["spec"]["template"]["spec"]["containers"]
+        (url,) = [each for each in container["args"] if each.startswith("--advertise-url=external=")]
+        assert url.partition("=external=")[2] in "\n".join(CASES[case]), f"{case}: {url}"
+    balanced = [each["spec"] for each in documents if each.get("spec", {}).get("type") == "LoadBalancer"]
+    named = sorted(each["selector"].get("statefulset.kubernetes.io/pod-name", "") for each in balanced)
+    (brokers,) = [name for name, each in pods.items() if each["kind"] == "StatefulSet"]
+    assert named == ["", *(f"{brokers}-{number}" for number in range(3))], f"{case}: {named}"
+    ports = [sorted(each["port"] for each in service["ports"]) for service in balanced]
+    assert sorted(ports) == [[8470], *[[8471, 9092]] * 3], f"{case}: {ports}"
+    (policy,) = [each["spec"] for each in documents if each["kind"] == "NetworkPolicy"]
+    assert {"ipBlock": {"cidr": "0.0.0.0/0"}} in policy["ingress"][0]["from"], case
 
 
 main(sys.argv[1])

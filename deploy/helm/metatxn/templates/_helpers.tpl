@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "metatxn.named" -}}
-{{ or (empty .Values.broker.storage) (not (empty .Values.security.tlsSecret)) }}
+{{ or (empty .Values.broker.storage) (not (empty .Values.security.tlsSecret)) (not (empty .Values.external.brokerUrl)) }}
 {{- end -}}
 
 {{- define "metatxn.authorities" -}}
@@ -46,6 +46,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "metatxn.checked" -}}
+{{- if ne (empty .Values.external.coordinatorUrl) (empty .Values.external.brokerUrl) -}}
+{{- fail "external: give both coordinatorUrl and brokerUrl" -}}
+{{- end -}}
+{{- if and .Values.external.loadBalancers (not .Values.external.brokerUrl) -}}
+{{- fail "external: give coordinatorUrl and brokerUrl, which lead to the load balancers" -}}
+{{- end -}}
+{{- if and .Values.external.brokerUrl (not (contains "$(POD_NAME)" .Values.external.brokerUrl)) -}}
+{{- fail "external.brokerUrl: each broker needs an address of its own, such as http://$(POD_NAME).example:8471" -}}
+{{- end -}}
 {{- if and .Values.broker.pulsarPort (or .Values.security.tokenSecret .Values.security.tlsSecret) -}}
 {{- fail "broker.pulsarPort: Pulsar's clients are not served with tokens or TLS" -}}
 {{- end -}}
