@@ -51,9 +51,9 @@ def at_terminal() -> bool:
 
 
 def _ask(effect: str) -> None:
-    print(f"This will {printable(effect)}\nContinue? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
     try:
+        print(f"This will {printable(effect)}\nContinue? [y/N] ", end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline()
     except KeyboardInterrupt:
         raise Interrupted("nothing was changed, because the command was interrupted.") from None
