@@ -110,10 +110,11 @@ def test_a_page_says_that_the_records_of_its_transaction_were_removed(
 ) -> None:
     """Whoever has seen it keeps what was seen; whoever comes later is told that this is no fault of the link."""
     txn = client.begin(timeout_ms=600_000)
-    txn.commit()
     page = visitor.open(f"/transactions/{txn.id}")
     story = page.get_by_role("list").filter(has_text="Begun")
-    expect(story).to_contain_text("Committed")
+    expect(story).to_contain_text("Expires")
+    txn.commit()
+    expect(story).to_contain_text("Committed")  # so the page follows, and has seen it
     cluster.collect(txn.id)
     expect(story).to_contain_text(re.compile("Begun.*Committed.*Collected.*its records were removed", re.DOTALL))
     expect(page.get_by_role("region", name="Its records")).to_contain_text("What it decided stays decided.")
