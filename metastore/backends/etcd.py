@@ -20,6 +20,7 @@ apply. The revision of the store moves with every request, even if its applies c
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import shlex
 from collections.abc import Iterable, Sequence
@@ -71,6 +72,7 @@ READS_PER_REQUEST = DEFAULT_MAX_TXN_OPS
 LARGER_MAX_TXN_OPS = (512, 256)
 # The first page of a range shares its request with other reads, so it is short: most ranges end in it.
 RECORDS_OF_FIRST_PAGE = 50
+_ALARM = re.compile(r"alarm:(\w+)")
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -187,11 +189,14 @@ class EtcdStore(StoredIndexes):
         return None if told is None else told.dbSize
 
     async def why_full(self) -> str | None:
-        """Why the store is full. Every member reports the alarm, which lasts until it is disarmed, even if there is
-        room again."""
+        """Why the store is full. The alarm lasts until it is disarmed, even if there is room again."""
+        return str(self._connection.full()) if "NOSPACE" in await self.alarms() else None
+
+    async def alarms(self) -> list[str]:
+        """The alarms of the cluster that are raised, such as `NOSPACE`. Every member reports them, without asking the
+        others."""
         told = await self._status()
-        full = told is not None and any("alarm:NOSPACE" in error for error in told.errors)
-        return str(self._connection.full()) if full else None
+        return sorted({name for error in told.errors for name in _ALARM.findall(error)}) if told is not None else []
 
     async def _status(self) -> StatusResponse | None:
         """The status of the member in use. Not every user may see it."""

@@ -16,7 +16,7 @@ import grpc
 from metastore.backends.credentials import Tls
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_connection import is_compacted
-from metastore.backends.etcd_stubs import AlarmRequest, AlarmType, RangeRequest
+from metastore.backends.etcd_stubs import RangeRequest
 
 METRICS_WITHIN_S = 3.0
 MUCH_HISTORY = 100_000
@@ -117,7 +117,7 @@ async def settings_of(store: EtcdStore) -> AsyncIterator[EtcdSettings]:
         if await store.takes_operations(count):
             max_txn_ops = count
             break
-    alarms = await _alarms_of(store)
+    alarms = tuple(await store.alarms())
     for member in store.connection.members.all:
         told, silence, away = await _metrics_of(member.address, store.connection.tls)
         quota, size = told.get("etcd_server_quota_backend_bytes"), told.get("etcd_mvcc_db_total_size_in_bytes")
@@ -134,16 +134,6 @@ async def settings_of(store: EtcdStore) -> AsyncIterator[EtcdSettings]:
             has_leader=told.get("etcd_server_has_leader", 1) > 0,
             alarms=alarms,
         )
-
-
-async def _alarms_of(store: EtcdStore) -> tuple[str, ...]:
-    """None if this user may not ask for them."""
-    ask = store.connection.maintenance.Alarm
-    try:
-        answer = await ask(AlarmRequest(), timeout=METRICS_WITHIN_S, metadata=store.connection.metadata)
-    except grpc.aio.AioRpcError:
-        return ()
-    return tuple(sorted({AlarmType.Name(each.alarm) for each in answer.alarms}))
 
 
 async def _has_all_history(store: EtcdStore) -> bool:

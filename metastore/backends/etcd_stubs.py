@@ -101,8 +101,6 @@ _install()
 
 from etcd3.etcdrpc.kv_pb2 import Event, KeyValue  # noqa: E402  (only now are the modules there)
 from etcd3.etcdrpc.rpc_pb2 import (  # noqa: E402
-    AlarmRequest,
-    AlarmType,
     AuthenticateRequest,
     AuthenticateResponse,
     CompactionRequest,
@@ -132,8 +130,6 @@ from etcd3.etcdrpc.rpc_pb2 import (  # noqa: E402
 from etcd3.etcdrpc.rpc_pb2_grpc import AuthStub, ClusterStub, KVStub, LeaseStub, MaintenanceStub, WatchStub  # noqa: E402
 
 __all__ = [
-    "AlarmRequest",
-    "AlarmType",
     "AuthStub",
     "AuthenticateRequest",
     "AuthenticateResponse",

@@ -27,7 +27,6 @@ FIELDS: dict[type[Message], dict[str, int]] = {
         "keys_only": 8,
     },
     stubs.RangeResponse: {"header": 1, "kvs": 2, "more": 3},
-    stubs.AlarmRequest: {"action": 1},
     stubs.PutRequest: {"key": 1, "value": 2, "lease": 3},
     stubs.DeleteRangeRequest: {"key": 1, "range_end": 2},
     stubs.RequestOp: {"request_range": 1, "request_put": 2, "request_delete_range": 3, "request_txn": 4},

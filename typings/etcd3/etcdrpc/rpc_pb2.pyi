@@ -149,21 +149,6 @@ class TxnResponse(Message):
         self, *, header: ResponseHeader = ..., succeeded: bool = ..., responses: Iterable[ResponseOp] = ...
     ) -> None: ...
 
-class AlarmType:
-    @staticmethod
-    def Name(number: int) -> str: ...
-
-class AlarmRequest(Message):
-    def __init__(self, *, action: int = ..., memberID: int = ..., alarm: int = ...) -> None: ...
-
-class AlarmMember(Message):
-    memberID: int
-    alarm: int
-
-class AlarmResponse(Message):
-    header: ResponseHeader
-    alarms: Sequence[AlarmMember]
-
 class CompactionRequest(Message):
     def __init__(self, *, revision: int = ..., physical: bool = ...) -> None: ...
 

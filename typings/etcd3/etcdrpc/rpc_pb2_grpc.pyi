@@ -56,6 +56,5 @@ class ClusterStub:
     def __init__(self, channel: Any) -> None: ...
 
 class MaintenanceStub:
-    Alarm: Unary[rpc_pb2.AlarmRequest, rpc_pb2.AlarmResponse]
     Status: Unary[rpc_pb2.StatusRequest, rpc_pb2.StatusResponse]
     def __init__(self, channel: Any) -> None: ...
