@@ -71,9 +71,13 @@ class ClusterRequests:
         call = Call(method, path_of("brokers", broker_id, *verb))
         return parsed(BrokerInfo, await self._connection.broker(call))
 
-    async def access(self) -> AccessInfo:
-        """Who this client is to the services, by its token, and what it may do. Raises `Unauthenticated`."""
-        return parsed(AccessInfo, await self._connection.coordinator(Call("GET", path_of("access"))))
+    async def access(self, url: str | None = None) -> AccessInfo:
+        """Who this client is to the services, by its token, and what it may do. With `url` that service is asked, once:
+        it answers also while the metadata store does not. Raises `Unauthenticated`."""
+        call = Call("GET", path_of("access"))
+        if url is None:
+            return parsed(AccessInfo, await self._connection.coordinator(call))
+        return parsed(AccessInfo, await self._connection.http.request(FixedEndpoint(url), call, patient=False))
 
     def accepted_tokens(self, *, limit: int | None = None) -> Listing[AcceptedToken]:
         """The tokens that the coordinator accepts, and what may be done with each: signed ones by the key, and listed

@@ -1,36 +1,19 @@
-"""Which services a cluster has, and what each of them says, also while the metadata store is away."""
+"""The services of a cluster, asked at once, also while the metadata store is away."""
 
 from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import metatxn
-from metatxn.health import AskedService, processes_of
-from metatxn.wire.models import KnownServices, Process
+from metatxn.health import processes_of
+from metatxn.members import ANSWER_WITHIN_S, ClusterMembers, told_members
+from metatxn.wire.models import Process
 
-ANSWER_WITHIN_S = 6.0
-"""How long a person waits for these answers. A service waits half as long for the store."""
 MOST_AT_ONCE = 100
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterMembers:
-    """The services with their roles. `blind` means that the service that was asked does not reach the metadata store:
-    they are those that it knew last, and only what services tell of themselves can be learned. `unannounced` is the
-    service that was asked, if none of its role is announced: its session with the store has just ended, for example."""
-
-    services: Sequence[tuple[str, Process]]
-    blind: bool = False
-    unannounced: AskedService | None = None
-
-    @property
-    def broker_urls(self) -> set[str]:
-        return {process.url for name, process in self.services if name == "broker"}
 
 
 def members_of(client: metatxn.Client, url: str) -> ClusterMembers:
@@ -40,14 +23,7 @@ def members_of(client: metatxn.Client, url: str) -> ClusterMembers:
         return ClusterMembers(processes_of(client.cluster(patient=False)))
     if isinstance(status, metatxn.MetatxnError):
         raise status
-    if status.store is not None:
-        found = processes_of(client.cluster(patient=False))
-        if any(name == status.service for name, _ in found):
-            return ClusterMembers(found)
-        asked = AskedService(status.service, Process(id=url, url=url), status)
-        return ClusterMembers([*found, (asked.name, asked.process)], unannounced=asked)
-    known = status.last_known or KnownServices(coordinators=[], brokers=[])
-    return ClusterMembers(processes_of(known) or [(status.service, Process(id=url, url=url))], blind=True)
+    return told_members(url, status, client.cluster(patient=False) if status.store is not None else None)
 
 
 def asked_at_once(

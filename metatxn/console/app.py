@@ -161,7 +161,8 @@ class Console:
                     await visit.identify()
                 return await page(visit)
             except metatxn.MetatxnError as error:
-                return failed(visit, error) if not is_live(request) else events([visit.problem(error)])
+                cause = await visit.cause(error)
+                return failed(visit, cause) if not is_live(request) else events([visit.problem(cause)])
 
         return show
 
@@ -177,7 +178,7 @@ class Console:
             try:
                 return await change(visit, form)
             except metatxn.MetatxnError as error:
-                return failed(visit, error)
+                return failed(visit, await visit.cause(error))
 
         return make
 

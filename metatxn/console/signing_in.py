@@ -34,7 +34,7 @@ async def _refusal(visit: Visit, token: str) -> str | None:
     if not is_token(token):
         return "This is not a token. Paste the whole token, and nothing else."
     try:
-        await connect_async(visit.site.url, token, transport=visit.site.transport).access()
+        await connect_async(visit.site.url, token, transport=visit.site.transport).access(visit.site.url)
     except metatxn.Unauthenticated as error:
         return f"{error.detail[:1].upper()}{error.detail[1:]}."
     return None

@@ -16,9 +16,14 @@ from metatxn.client import connect_async
 from metatxn.console.live import is_live, live_response
 from metatxn.console.sessions import PATH, BrowserSession, comes_from_elsewhere, set_cookie, url_before
 from metatxn.console.site import Site
+from metatxn.health import STORE_ACTION, AskedService, store_away
+from metatxn.wire.models import Process
 
 READ_TIMEOUT_S = 5.0
 """The time after which a page says that a service does not answer, rather than let its reader wait."""
+STATUS_TIMEOUT_S = 9.0
+"""The same for the status of a service, which waits three seconds for the metadata store: a request that may be
+repeated has half of its time for an answer."""
 CHANGE_TIMEOUT_S = 30.0
 THEME = "metatxn-theme"
 SAID = "metatxn-said"
@@ -104,8 +109,23 @@ class Visit:
         return self.request.url.path == url or (url != f"{PATH}/" and self.request.url.path.startswith(f"{url}/"))
 
     async def identify(self) -> None:
-        """Ask the services who the caller is. Raises `Unauthenticated` and what else a client raises."""
-        self._access = await self.client.access()
+        """Ask the coordinator of this console who the caller is, also while the metadata store is away. Raises
+        `Unauthenticated` and what else a client raises."""
+        self._access = await self.client.access(self.site.url)
+
+    async def cause(self, error: metatxn.MetatxnError) -> metatxn.MetatxnError:
+        """What is behind an error. A service that does not reach the metadata store answers late or not at all; nobody
+        is to look for a service then that runs."""
+        if not isinstance(error, metatxn.ServiceUnreachable | metatxn.StoreUnavailable):
+            return error
+        try:
+            status = await self.client_with(STATUS_TIMEOUT_S).service_status(self.site.url)
+        except metatxn.MetatxnError:
+            return error
+        away = store_away([AskedService(status.service, Process(id="", url=self.site.url), status)])
+        if away is None:
+            return error
+        return metatxn.StoreUnavailable(f"the metadata store: {away.text}", action=STORE_ACTION)
 
     def query(self, name: str) -> str:
         """A parameter of the query, without the space around it; empty if it is not there."""
@@ -158,7 +178,7 @@ class Visit:
             try:
                 return self._block(template, "live", await load())
             except metatxn.MetatxnError as error:
-                return self.problem(error)
+                return self.problem(await self.cause(error))
 
         return live_response(look, self.site.closing)
 

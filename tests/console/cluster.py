@@ -6,7 +6,8 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +17,7 @@ from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.store import INDEXES
+from metastore.types import Applied, Batch, RangeResult, Snapshot
 from metatxn.console.app import Console
 from metatxn.console.site import Recorder, Site
 from metatxn.service.exposure import Exposure
@@ -46,6 +48,29 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
+class AwayStore(MemoryStore):
+    """A store that can be away: then it answers nothing until it is there again."""
+
+    def __init__(self) -> None:
+        super().__init__(INDEXES)
+        self.there = asyncio.Event()
+        self.there.set()
+
+    async def apply(self, batch: Batch) -> Applied:
+        await self.there.wait()
+        return await super().apply(batch)
+
+    async def get_many(self, wanted: Sequence[str]) -> Snapshot:
+        await self.there.wait()
+        return await super().get_many(wanted)
+
+    async def range(
+        self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
+    ) -> RangeResult:
+        await self.there.wait()
+        return await super().range(start, end, limit=limit, reverse=reverse, keys_only=keys_only)
+
+
 class ConsoleCluster:
     """`url` is that of the coordinator. Its broker is the same for all coordinators that come one after another."""
 
@@ -58,7 +83,7 @@ class ConsoleCluster:
         self._read_only = read_only
         self.recorded: list[tuple[str, dict[str, Any], int]] = []
         """The lines of the console in the audit log: verb, object and status."""
-        self.store = MemoryStore(INDEXES)
+        self.store = AwayStore()
         self.ahead_ms = 0
         """How far its clock is ahead of that of this machine: what is open may become old at once."""
 
@@ -109,6 +134,15 @@ class ConsoleCluster:
 
         self._loop.run(collected())
 
+    @contextmanager
+    def store_away(self) -> Iterator[None]:
+        """While nothing gets an answer of the metadata store."""
+        self._loop.run(_told(self.store.there.clear))
+        try:
+            yield
+        finally:
+            self._loop.run(_told(self.store.there.set))
+
     def look(self) -> None:
         """Remember what was counted since the last look, as the services do every ten seconds."""
 
@@ -154,3 +188,7 @@ class ConsoleCluster:
         service = BrokerService(self.store, data_dir=self._data_dir, port=0, exposure=self._exposure, clock=self.now_ms)
         await service.start()
         return service
+
+
+async def _told(tell: Callable[[], None]) -> None:
+    tell()

@@ -16,10 +16,13 @@ from starlette.routing import compile_path
 
 import metatxn
 from benchmarks import console as console_benchmark
+from metatxn.console import visit
 from metatxn.console.app import OPEN_PAGES, PAGES
+from metatxn.service import known_cluster
 from tests.console.browser import DESKTOP, GONE, PHONE, Visitor, dark_violations, is_too_wide, violations
 from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
+from tests.console.forms import Sender
 from tests.console.life import Life
 
 EVERY_PAGE = (
@@ -134,6 +137,35 @@ def test_a_page_whose_first_events_do_not_come_says_so_and_asks_again(
     with cluster.client() as client:
         txn = client.begin(properties={"name": f"after-{status}"})
         expect(page.locator(f"#txn-{txn.id}")).to_be_visible()
+
+
+def test_a_store_that_is_away_is_named_and_no_service_is_blamed(
+    visitor: Visitor, cluster: ConsoleCluster, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an open page and on one that is opened then; and it follows once the store is back."""
+    monkeypatch.setattr(known_cluster, "WITHIN_SECONDS", 0.2)
+    monkeypatch.setattr(visit, "READ_TIMEOUT_S", 1.0)
+    page = visitor.open()
+    wrong = page.get_by_role("region", name="What is wrong now")
+    with cluster.store_away():
+        expect(wrong).to_contain_text(re.compile("The metadata store: no answer.*go on by themselves", re.DOTALL))
+        expect(page.get_by_role("row", name=re.compile("not ready"))).to_have_count(2)
+        for path, status in (
+            ("/", 200),
+            ("/cluster", 200),
+            ("/unserved", 200),
+            ("/topics", 503),
+            ("/transactions", 503),
+        ):
+            answer = sender.get(path)
+            shown = answer.text.partition('id="lost-at"')[2] or answer.text
+            assert (answer.status_code, "the metadata store: no answer" in shown.lower()) == (status, True), path
+            assert "Check that the service runs" not in shown and "did not answer" not in shown, path
+            assert "Start it, or check whether" not in shown and "Nothing" not in shown, path
+        assert "metadata store: no answer" in sender.first_event("/console/topics").lower()
+        assert "Start it, or check whether" not in wrong.inner_text()
+    expect(wrong).not_to_contain_text("no answer")
+    expect(page.get_by_text("The metadata store is memory")).to_be_visible()
 
 
 def test_the_keyboard_is_enough(visitor: Visitor) -> None:

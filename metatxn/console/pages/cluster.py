@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 from starlette.responses import Response
 
 import metatxn
-from metatxn.console.pages.overview import asked_services
+from metatxn.console.services import AskedCluster, asked_cluster
 from metatxn.console.visit import MadeChange, SentForm, Values, Visit
-from metatxn.health import AskedService, per_second
+from metatxn.health import STORE_ACTION, AskedService, per_second
 from metatxn.wire.models import BrokerInfo, ServiceStatus, ThroughputAnswer
 
 PATH = "/console/cluster"
@@ -48,23 +48,25 @@ class ServiceRow:
 
 async def cluster(visit: Visit) -> Response:
     async def load() -> Values:
-        services = await asked_services(visit)
-        rows = await asyncio.gather(*(_row(visit, each) for each in services[:MOST_SERVICES]))
+        asked = await asked_cluster(visit)
+        rows = await asyncio.gather(*(_row(visit, asked, each) for each in asked.services[:MOST_SERVICES]))
         return {
             "coordinators": [row for row in rows if row.asked.name == "coordinator"],
             "brokers": [row for row in rows if row.asked.name == "broker"],
-            "more": max(0, len(services) - MOST_SERVICES),
-            "store": next((row.status.store for row in rows if row.status and row.status.store), None),
+            "more": max(0, len(asked.services) - MOST_SERVICES),
+            "store": asked.store,
+            "away": asked.store_away,
+            "away_action": STORE_ACTION,
             "may_drain": visit.access.admin and not visit.site.read_only,
         }
 
     return await visit.live_page("cluster.html", load)
 
 
-async def _row(visit: Visit, service: AskedService) -> ServiceRow:
+async def _row(visit: Visit, asked: AskedCluster, service: AskedService) -> ServiceRow:
     if service.status is None:
         return ServiceRow(service, {})
-    told, broker = await asyncio.gather(_throughput(visit, service), _broker(visit, service))
+    told, broker = await asyncio.gather(_throughput(visit, service), _broker(visit, asked, service))
     return ServiceRow(service, per_second(told, LATELY_MS) if told is not None and told.samples else {}, broker)
 
 
@@ -75,8 +77,8 @@ async def _throughput(visit: Visit, service: AskedService) -> ThroughputAnswer |
         return None
 
 
-async def _broker(visit: Visit, service: AskedService) -> BrokerInfo | None:
-    if service.name != "broker" or not visit.access.admin:
+async def _broker(visit: Visit, asked: AskedCluster, service: AskedService) -> BrokerInfo | None:
+    if service.name != "broker" or not visit.access.admin or asked.members.blind:
         return None
     try:
         return await visit.client.broker(service.process.id)

@@ -41,6 +41,14 @@ CONSOLE = (
         ),
     ),
     Mutant(
+        "console-asks-for-the-cluster-without-a-store",
+        "while the metadata store is away, the console names it, and blames no service",
+        "metatxn/console/services.py",
+        "await client.cluster(patient=False) if own.store is not None else None",
+        "await client.cluster(patient=False)",
+        tests=(f"{_FRAME}::test_a_store_that_is_away_is_named_and_no_service_is_blamed",),
+    ),
+    Mutant(
         "form-from-anywhere",
         "a change is made only if a page of this session has asked for it",
         _APP,
