@@ -110,7 +110,12 @@ def publish_params(entry: Entry) -> dict[str, Any]:
 def hash_of_key(key: str) -> int:
     """The position of a key in the hash range 0…65535 of its topic: the low 16 bits of the CRC-32 of the key in
     UTF-8."""
-    return zlib.crc32(key.encode()) & HASH_RANGE_END
+    return hash_of_key_bytes(key.encode())
+
+
+def hash_of_key_bytes(key: bytes) -> int:
+    """The same for a key that may not be UTF-8, as those of Kafka clients."""
+    return zlib.crc32(key) & HASH_RANGE_END
 
 
 class SchemaField(BaseModel):

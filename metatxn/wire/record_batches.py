@@ -86,6 +86,11 @@ class KafkaRecord:
         return None if self.key is None else text_of(self.key)
 
     @property
+    def compared_key(self) -> str | None:
+        """The key as a text that no other key has: bytes that are not UTF-8 become halves of surrogate pairs."""
+        return None if self.key is None else self.key.decode(errors="surrogateescape")
+
+    @property
     def properties(self) -> dict[str, str]:
         return {name: text_of(value or b"") for name, value in self.headers}
 

@@ -6,18 +6,17 @@ A setting that comes from the policy of the namespace or the cluster is shown as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any
-
-from pydantic import ValidationError
+from typing import Any, NamedTuple
 
 from metatxn.service import audit
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES
-from metatxn.wire.policies import TopicPolicy
+from metatxn.wire.policies import EffectivePolicy
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code, status_of
 from metatxn_gateways.kafka.partitions import Partitions, own_name, require_right
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
+from metatxn_gateways.kafka.settings import FIXED, SETTINGS, STRING, InvalidConfig, policy_of
 from participants.broker.broker import Broker
 
 _NO_TIME = timedelta(0)
@@ -25,16 +24,6 @@ _TOPIC, _BROKER = 2, 4
 _SET, _DELETE = 0, 1
 _SOURCES = {"topic": 1, "namespace": 3, "cluster": 3, "default": 5}
 _DEFAULT = 5
-_STRING, _LONG = 2, 5
-SETTINGS = {"retention.ms": "retention_ms", "retention.bytes": "retention_bytes", "segment.ms": "roll_ms"}
-"""Kafka's name, and ours."""
-FIXED: Mapping[str, str] = {
-    "cleanup.policy": "delete",
-    "compression.type": "producer",
-    "max.message.bytes": str(MAX_PAYLOAD_BYTES),
-    "message.timestamp.type": "CreateTime",
-    "min.insync.replicas": "1",
-}
 FIXED_OF_BROKERS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     "default.replication.factor": "1",
@@ -43,13 +32,24 @@ FIXED_OF_BROKERS: Mapping[str, str] = {
 }
 
 
-class InvalidConfig(KafkaError):
-    def __init__(self, why: str) -> None:
-        super().__init__(KafkaCode.INVALID_CONFIG)
-        self.why = why
+class ShownConfig(NamedTuple):
+    name: str
+    value: str
+    source: int
+    kind: int
+    read_only: bool
 
-    def __str__(self) -> str:
-        return self.why
+
+def configs_of(policy: EffectivePolicy) -> Iterator[ShownConfig]:
+    """The settings of a topic to which this policy applies."""
+    for name, setting in SETTINGS.items():
+        known = getattr(policy, setting.ours)
+        yield ShownConfig(name, setting.shown(known.value), _SOURCES[known.source], setting.kind, False)
+    yield from _fixed(FIXED)
+
+
+def _fixed(fixed: Mapping[str, str]) -> Iterator[ShownConfig]:
+    return (ShownConfig(name, value, _DEFAULT, STRING, True) for name, value in fixed.items())
 
 
 class Configs:
@@ -80,21 +80,16 @@ class Configs:
 
     async def _configs(self, request: CallRequest, response: CallResponse, resource: Any) -> list[Any]:
         wanted = None if resource.configuration_keys is None else set(resource.configuration_keys)
-        fixed = FIXED_OF_BROKERS
-        found: list[Any] = []
         if resource.resource_type == _TOPIC:
-            fixed = FIXED
             if not request.caller.may_see(own_name(resource.resource_name)):
                 raise KafkaError(KafkaCode.TOPIC_AUTHORIZATION_FAILED)
             topic = await self._partitions.topic(resource.resource_name)
-            counts = (await self._broker.policies.of_topic(topic.name)).effective
-            for name, setting in SETTINGS.items():
-                known = getattr(counts, setting)
-                found.append(_config(response, name, str(known.value), _SOURCES[known.source], _LONG, fixed=False))
-        elif resource.resource_type != _BROKER:
+            found = configs_of((await self._broker.policies.of_topic(topic.name)).effective)
+        elif resource.resource_type == _BROKER:
+            found = _fixed(FIXED_OF_BROKERS)
+        else:
             raise KafkaError(KafkaCode.INVALID_REQUEST)
-        found += [_config(response, *each, _DEFAULT, _STRING, fixed=True) for each in fixed.items()]
-        return [each for each in found if wanted is None or each.name in wanted]
+        return [_described_config(response, each) for each in found if wanted is None or each.name in wanted]
 
     # -- changing ----------------------------------------------------------------------------------------------
 
@@ -134,43 +129,22 @@ class Configs:
         given: dict[str, str | None] = {}
         for each in resource.configs:
             if each.config_operation not in (_SET, _DELETE):
-                raise InvalidConfig(f"{each.name} is not a list: it can be set or deleted")
-            if each.name not in SETTINGS:
-                raise InvalidConfig(f"{each.name} cannot be changed here; {', '.join(SETTINGS)} can")
+                raise InvalidConfig(f"{each.name} can be set or deleted, but nothing can be appended or subtracted")
             given[each.name] = each.value if each.config_operation == _SET else None
         changes = policy_of(given.items())
         if not request.validate_only:
             await self._broker.policies.change_topic(topic.name, changes)
 
 
-def policy_of(given: Iterable[tuple[str, str | None]]) -> dict[str, Any]:
-    """What these settings of Kafka's change in a topic's policy. Settings without a meaning here are left out. Raises
-    `InvalidConfig`."""
-    changes: dict[str, int | None] = {}
-    for name, value in given:
-        if name not in SETTINGS:
-            continue
-        try:
-            changes[SETTINGS[name]] = None if value is None else int(value)
-        except ValueError:
-            raise InvalidConfig(f"{name}: {value!r} is not a number") from None
-    try:
-        return TopicPolicy(**changes).changes()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = next(name for name, ours in SETTINGS.items() if ours == first["loc"][0])
-        raise InvalidConfig(f"{name}: {first['msg']}") from None
-
-
-def _config(response: CallResponse, name: str, value: str, source: int, kind: int, *, fixed: bool) -> Any:
+def _described_config(response: CallResponse, config: ShownConfig) -> Any:
     return response.make(
         "DescribeConfigsResourceResult",
-        name=name,
-        value=value,
-        read_only=fixed,
-        config_source=source,
+        name=config.name,
+        value=config.value,
+        read_only=config.read_only,
+        config_source=config.source,
         is_sensitive=False,
         synonyms=(),
-        config_type=kind,
+        config_type=config.kind,
         documentation=None,
     )

@@ -93,6 +93,12 @@ class Partitions:
 
         return await self._broker.in_layout(own_name(name), look)
 
+    async def compacts(self, name: str, *, surely: bool = False) -> bool:
+        """Whether a topic of ours is compacted, as of the last look at its policy, or `surely` now."""
+        policies = self._broker.policies
+        found = (await policies.of_topic(name)).effective if surely else await policies.recent(name)
+        return found.compacts
+
     # -- places of offsets, which never change -------------------------------------------------------------------
 
     async def place_of(self, segment: Segment, offset: int) -> Position:

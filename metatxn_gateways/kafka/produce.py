@@ -13,6 +13,7 @@ from crc32c import crc32c
 
 from metatxn.service.security.principal import Principal
 from metatxn.wire import errors
+from metatxn.wire.broker import MAX_ENTRY_MESSAGES
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
 from metatxn.wire.position import Position
 from metatxn.wire.record_batches import (
@@ -23,6 +24,7 @@ from metatxn.wire.record_batches import (
     LENGTH_OFFSET,
     MAGIC,
     TRANSACTIONAL,
+    decode_columns,
 )
 from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, as_known, code_of
 from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
@@ -150,6 +152,7 @@ class Produce:
         assert part.batch is not None
         async with turns.of(part.topic, part.partition):
             segment = await self._partitions.segment(part.topic, part.partition)
+            await self._require_keys(segment, batch, part.batch)
             producer = await self._producer_of(batch, transactional_id, caller)
             txn_id = None if producer is None else await self._producers.open_transaction(producer)
             idempotent = batch.producer_id >= 0
@@ -166,6 +169,21 @@ class Produce:
             publish = self._in_sequence(segment, entry, batch, producer) if idempotent else self._plain(segment, entry)
             begun = asyncio.ensure_future(publish)  # tasks begin in the order in which they are made
         return _Result(KafkaCode.NONE, await begun, await self._partitions.start_of(segment))
+
+    async def _require_keys(self, segment: Segment, batch: SentBatch, payload: memoryview) -> None:
+        """In a topic that is compacted every record has a key: one without could never be removed. Only there are the
+        records read as they arrive. The policy that is remembered may be that of a topic before, or of a moment ago, so
+        a refusal asks for it again. Raises `KafkaError`."""
+        topic = segment.record.topic
+        if batch.count > MAX_ENTRY_MESSAGES or not await self._partitions.compacts(topic):
+            return
+        try:
+            if None not in decode_columns(payload, batch.count).keys:
+                return
+        except ValueError:  # they cannot be read, so nobody knows their keys
+            pass
+        if await self._partitions.compacts(topic, surely=True):
+            raise KafkaError(KafkaCode.INVALID_RECORD)
 
     async def _producer_of(
         self, batch: SentBatch, transactional_id: str | None, caller: Principal

@@ -11,9 +11,10 @@ from metatxn.service import audit
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_SEGMENTS
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code, status_of
-from metatxn_gateways.kafka.configs import policy_of
+from metatxn_gateways.kafka.configs import configs_of
 from metatxn_gateways.kafka.partitions import Partitions, own_name, require_right
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
+from metatxn_gateways.kafka.settings import policy_of
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.segment.trimming import trim
@@ -21,6 +22,8 @@ from participants.topic.layout import LayoutUpkeep
 
 _NO_TIME = timedelta(0)
 _TO_THE_END = -1
+_CONFIGS_SINCE = 5
+"""The version of CreateTopics whose answer has the settings of the topic."""
 
 
 class TopicCalls:
@@ -32,9 +35,12 @@ class TopicCalls:
         results = []
         for each in request.topics:
             code, why, number, status = KafkaCode.NONE, None, -1, 201
+            configs: list[Any] = []
             try:
                 require_right(request.caller, "admin", each.name)
                 number = await self._create(each, validate_only=bool(request.validate_only))
+                if response.version >= _CONFIGS_SINCE and not request.validate_only:
+                    configs = await self._configs(each.name, response)
             except REFUSALS as error:
                 code, why = code_of(error), str(error)
                 status = status_of(error)
@@ -48,14 +54,28 @@ class TopicCalls:
                     error_message=why,
                     num_partitions=number,
                     replication_factor=1 if number > 0 else -1,
-                    configs=(),
+                    configs=tuple(configs),
                 )
             )
         return response.make("CreateTopicsResponse", throttle_time=_NO_TIME, topics=tuple(results))
 
+    async def _configs(self, name: str, response: CallResponse) -> list[Any]:
+        policy = (await self._broker.policies.of_topic(own_name(name))).effective
+        return [
+            response.make(
+                "CreatableTopicConfigs",
+                name=each.name,
+                value=each.value,
+                read_only=each.read_only,
+                config_source=each.source,
+                is_sensitive=False,
+            )
+            for each in configs_of(policy)
+        ]
+
     async def _create(self, wanted: Any, *, validate_only: bool) -> int:
-        """Create a topic, and return the number of its partitions. Settings that are policies of ours become its
-        policy."""
+        """Create a topic, and return the number of its partitions. Its settings become its policy, and one that has no
+        meaning here is refused."""
         name = own_name(wanted.name)
         if wanted.replication_factor not in (-1, 1) or wanted.assignments:
             raise KafkaError(KafkaCode.INVALID_REPLICATION_FACTOR)

@@ -16,11 +16,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from metatxn.wire import errors, pulsar_entries, record_batches
 from metatxn.wire.arrow_sizes import MAX_TABLE_BYTES, TableTooLarge, read_within
 from metatxn.wire.batches import UNREADABLE
-from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key
+from metatxn.wire.broker import MAX_ENTRY_MESSAGES, Message, ReadMessage, hash_of_key, hash_of_key_bytes
 from metatxn.wire.contents import messages_of
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, Frame, PayloadKind, RawFrame, encode_frame, peek
 from metatxn.wire.names import message_ids
-from metatxn.wire.record_batches import CONTENT_TYPE, JSON_TYPE, KafkaRecord, bodies_of
+from metatxn.wire.record_batches import CONTENT_TYPE, JSON_TYPE, KafkaRecord, bodies_of, records_of
 from metatxn.wire.rows import KEY_COLUMN, plain_values, rows_of
 from participants.messages.batches import encode_batch, no_delivery_times
 from participants.messages.pieces import PIECE_ITEMS, in_turns, is_one_piece, json_pieces
@@ -245,7 +245,8 @@ def _without_raw(body: dict[str, Any]) -> dict[str, Any]:
 
 def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
     """The index and the key of every message that has a key, and whether it deletes the key: its value is null or
-    empty, or the row has other columns than the key's and all of them are null. The result comes in pieces."""
+    empty (in a batch of Kafka's only null), or the row has other columns than the key's and all of them are null. The
+    result comes in pieces."""
     match frame.kind:
         case PayloadKind.MESSAGES:
             before = 0
@@ -262,10 +263,18 @@ def keyed(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
         case PayloadKind.BATCH | PayloadKind.PULSAR:
             yield from _keyed_in_batch(frame)
         case PayloadKind.KAFKA:
-            # A key that is not UTF-8 has no text of its own, so compaction leaves these entries alone.
-            return
+            yield from _keyed_records(frame)
         case PayloadKind.BYTES:
             return
+
+
+def _keyed_records(batch: Frame) -> Iterator[list[tuple[int, str, bool]]]:
+    """Keys are compared by their bytes, which need not be UTF-8. For Kafka clients an empty value is a value, so only
+    null deletes."""
+    records = records_of(batch.payload, batch.count)
+    for start in range(0, len(records), PIECE_ITEMS):
+        piece = zip(count(start), records[start : start + PIECE_ITEMS])
+        yield [(index, each.compared_key, each.value is None) for index, each in piece if each.compared_key is not None]
 
 
 def _keyed_in_batch(frame: Frame) -> Iterator[list[tuple[int, str, bool]]]:
@@ -282,7 +291,7 @@ def key_hashes(frame: Frame) -> list[int]:
     found = [hash_of_key(str(sent_as))] * message_count(frame)
     for piece in keyed(frame):
         for index, key, _ in piece:
-            found[index] = hash_of_key(key)
+            found[index] = hash_of_key_bytes(key.encode(errors="surrogateescape"))
     return found
 
 

@@ -102,6 +102,7 @@ class Policies:
                     await self._store.apply(self._store.batch().replace(stored.record, topic.encode()))
                 except CheckFailed:
                     continue
+            self._recent.pop(name, None)
             return await self.of_topic(name)
         raise patience.over(f"topic {name}")
 

@@ -167,7 +167,22 @@ class _Pass:
                 self._latest[key] = (position.ledger, position.entry, index)
             if len(self._latest) >= KEYS_PER_PASS:
                 self._through = position
-                return
+                break
+        await self._find_latest_in_batches(after)
+
+    async def _find_latest_in_batches(self, end: Position) -> None:
+        """Also remember the keys of entries with several messages in what was compacted before. Such an entry goes once
+        all of its messages are replaced, and what replaced some of them may have been read by an earlier pass. A single
+        message that was left by that pass is the latest one there."""
+        found: dict[bytes, tuple[int, int, int]] = {}
+        async for entry in self._visible(Position(0, -1), end):
+            position, several = entry.frame.position, message_count(entry.frame) > 1
+            for index, key, _ in entry.keyed:
+                if key not in self._latest and (several or key in found):
+                    found[key] = (position.ledger, position.entry, index)
+            if len(self._latest) + len(found) >= KEYS_PER_PASS:
+                break  # what is not remembered only stays longer
+        self._latest |= found
 
     async def _visible(self, after: Position, end: Position) -> AsyncIterator[_Messages]:
         """The visible entries after `after`, up to and including `end`. Raises `errors.MetatxnError`."""

@@ -31,9 +31,9 @@ from metatxn.service.security.principal import Grants, Principal
 from metatxn.wire.broker import MAX_SEGMENTS
 from metatxn.wire.names import MessageId
 from metatxn_gateways.kafka.codes import KafkaCode
-from metatxn_gateways.kafka.configs import InvalidConfig, policy_of
 from metatxn_gateways.kafka.offsets import GivenOffset, GroupMoved
 from metatxn_gateways.kafka.requests import OFFERED
+from metatxn_gateways.kafka.settings import InvalidConfig, policy_of
 from tests.gateways.asking import Asking, Holder, asked, framed, made, read_answer, worst
 from tests.gateways.conftest import PATIENCE_S, Gateway, send
 from tests.gateways.test_kafka_security import subscribed
@@ -184,7 +184,8 @@ async def test_the_cluster_is_described(gateway: Gateway) -> None:
 
 def test_settings_are_policies() -> None:
     given = {"retention.ms": "60000", "retention.bytes": "-1", "segment.ms": None, "cleanup.policy": "compact"}
-    assert policy_of(given.items()) == {"retention_ms": 60_000, "retention_bytes": -1, "roll_ms": None}
+    expected = {"retention_ms": 60_000, "retention_bytes": -1, "roll_ms": None, "cleanup": "compact"}
+    assert policy_of(given.items()) == expected
     for name, value, says in (
         ("retention.ms", "soon", "retention.ms: 'soon' is not a number"),
         ("retention.ms", "-2", "retention.ms: .* greater than or equal to -1"),
@@ -231,10 +232,10 @@ async def test_settings_are_described_and_changed(gateway: Gateway, caplog: pyte
         assert await changed(version, "retention.ms", None, operation=1) == (0, None)
         assert await changed(version, "retention.ms", "1", operation=2) == (
             KafkaCode.INVALID_CONFIG,
-            "retention.ms is not a list: it can be set or deleted",
+            "retention.ms can be set or deleted, but nothing can be appended or subtracted",
         )
-        code, why = await changed(version, "cleanup.policy", "compact")
-        assert code == KafkaCode.INVALID_CONFIG and "retention.ms, retention.bytes, segment.ms can" in why
+        code, why = await changed(version, "max.message.bytes", "5")
+        assert code == KafkaCode.INVALID_CONFIG and "max.message.bytes is always 16777216 here" in why
         assert (await changed(version, "retention.ms", "1", resource_type=4))[0] == KafkaCode.INVALID_CONFIG
         assert (await changed(version, "retention.ms", "1", resource_name="u"))[0] == 3
     lines = [each.msg for each in caplog.records if each.name == "metatxn.audit"]
@@ -424,7 +425,7 @@ async def test_librdkafka_administers(gateway: Gateway) -> None:
         new = NewTopic("t", 1, 1, config={"retention.ms": "60000", "cleanup.policy": "compact"})
         admin.create_topics([new])["t"].result(PATIENCE_S)
         producer = gateway.producer()
-        assert [send(producer, "t", value) for value in ("a", "b")] == [[0], [1]]
+        assert [send(producer, "t", value, key="k") for value in ("a", "b")] == [[0], [1]]
         resource = ConfigResource(ResourceType.TOPIC, "t")
         assert admin.describe_configs([resource])[resource].result(PATIENCE_S)["retention.ms"].value == "60000"
         entry = ConfigEntry("retention.ms", "70000", incremental_operation=AlterConfigOpType.SET)

@@ -15,6 +15,7 @@ _FOLLOWING = "tests/coordinator/test_following.py"
 _KEYS = "coordinator/transaction_keys.py"
 _ADMIN = "tests/gateways/test_kafka_admin.py"
 _SECURITY = "tests/gateways/test_kafka_security.py"
+_COMPACTED = "tests/gateways/test_kafka_compacted.py"
 
 GATEWAYS = (
     Mutant(
@@ -40,6 +41,30 @@ GATEWAYS = (
         "    if entry.count > MAX_ENTRY_MESSAGES and entry.kind not in (PayloadKind.ARROW, PayloadKind.BYTES):\n",
         "    if False:\n",
         tests=(f"{_CALLS}::test_a_batch_that_counts_too_many_records_is_refused_unseen",),
+    ),
+    Mutant(
+        "compacted-topic-takes-records-without-a-key",
+        "5.19: a record without a key, which could never go, is refused in a compacted topic",
+        _PRODUCE,
+        "            if None not in decode_columns(payload, batch.count).keys:\n",
+        "            if decode_columns(payload, batch.count).keys:\n",
+        tests=(f"{_COMPACTED}::test_a_record_without_a_key_is_refused_where_it_could_never_be_removed",),
+    ),
+    Mutant(
+        "records-refused-by-the-policy-of-a-former-topic",
+        "a record is refused by the policy of now",
+        _PRODUCE,
+        "        if await self._partitions.compacts(topic, surely=True):\n",
+        "        if True:\n",
+        tests=(f"{_COMPACTED}::test_the_policy_of_now_decides_what_is_refused",),
+    ),
+    Mutant(
+        "setting-that-is-not-done",
+        "a setting of Kafka's is done, or refused by its name",
+        "metatxn_gateways/kafka/settings.py",
+        "            _check_unchangeable(name, value)\n",
+        "",
+        tests=(f"{_COMPACTED}::test_what_is_asked_and_not_done_is_refused_by_its_name",),
     ),
     Mutant(
         "kafka-batch-without-the-right",

@@ -9,6 +9,7 @@ _INDEXING = "participants/segment/indexing.py"
 _TEST = "tests/participants/segment/test_rewriting.py"
 _COMPACTING = "participants/segment/compacting.py"
 _COMPACTED = "tests/participants/broker/test_compacting.py"
+_BY_KAFKA = "tests/gateways/test_kafka_compacted.py"
 _FORMS = "tests/participants/ledger/test_forms.py"
 _PREFIXES = "tests/participants/prefixes/test_prefixes.py::test_every_interrupted_prefix_ends_as_the_whole"
 
@@ -85,6 +86,30 @@ REWRITING = (
         "each.last is not None and each.last <= horizon",
         "each.last is not None",
         tests=(f"{_COMPACTED}::test_what_a_transaction_may_still_replace_stays",),
+    ),
+    Mutant(
+        "replaced-by-an-earlier-pass",
+        "5.19: an entry goes once all of its messages are replaced, by whatever pass",
+        _COMPACTING,
+        "        self._latest |= found\n",
+        "",
+        tests=(f"{_COMPACTED}::test_an_entry_goes_once_all_of_its_messages_are_replaced_by_whatever_pass",),
+    ),
+    Mutant(
+        "keys-that-look-alike",
+        "5.19: keys of Kafka's clients are compared by their bytes",
+        "metatxn/wire/record_batches.py",
+        'self.key.decode(errors="surrogateescape")',
+        'self.key.decode(errors="backslashreplace")',
+        tests=(f"{_BY_KAFKA}::test_the_latest_record_of_each_key_stays_with_its_offset",),
+    ),
+    Mutant(
+        "empty-value-deletes-for-kafka",
+        "5.19: for clients of Kafka only a null value deletes its key",
+        "participants/messages/payloads.py",
+        "each.value is None) for",
+        "not each.value) for",
+        tests=(f"{_BY_KAFKA}::test_a_null_value_deletes_its_key_and_an_empty_one_does_not",),
     ),
     Mutant(
         "deletion-goes-before-what-it-deletes",

@@ -167,6 +167,19 @@ async def test_keys_beyond_what_memory_holds_take_several_passes(
     assert await topic.read() == [(f"k{number % 5}", number) for number in range(10, 15)]
 
 
+async def test_an_entry_goes_once_all_of_its_messages_are_replaced_by_whatever_pass(topic: Compacting) -> None:
+    await topic.put(("a", 1), ("b", 1))
+    await topic.put(("c", 1), ("d", 1))
+    await topic.ledger(("a", 2))
+    await topic.compacted()
+    await topic.ledger(("d", 2), ("e", 1))
+    await topic.compacted()
+    assert await topic.read() == [("a", 1), ("b", 1), ("c", 1), ("d", 1), ("a", 2), ("d", 2), ("e", 1)]
+    await topic.ledger(("b", 2), ("e", 2), ("f", 1))
+    await topic.compacted()
+    assert await topic.read() == [("c", 1), ("d", 1), ("a", 2), ("d", 2), ("b", 2), ("e", 2), ("f", 1)]
+
+
 async def test_a_ledger_is_not_rewritten_for_next_to_nothing(
     topic: Compacting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
