@@ -15,7 +15,6 @@ from metatxn_gateways.kafka.partitions import Partitions, kafka_name, own_name, 
 from metatxn_gateways.kafka.producers import EPOCH, Producers
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
 from participants.broker.broker import Broker
-from participants.ledger.offsets import first_offset
 from participants.messages.pieces import in_turns
 from participants.segment.segment import Segment
 
@@ -150,21 +149,19 @@ class Calls:
         )
 
     async def _offset_at(self, segment: Segment, at_ms: int, *, committed: bool) -> tuple[int, int]:
-        """The offset by the time at which a batch was published here, not by that in its records."""
+        """An offset, and the timestamp of its record where that was asked for."""
         if at_ms in (_EARLIEST, _EARLIEST_LOCAL):
             return await self._partitions.start_of(segment), -1
         if at_ms == _LATEST_TIERED:
             return -1, -1  # all of a segment is at one place
-        if at_ms == _OF_MAX_TIMESTAMP:  # all records of the last batch are of one time
-            last = await segment.offsets.last_frame(committed=committed)
-            return (-1, -1) if last is None else (first_offset(last), last.publish_ms)
         end = await segment.offsets.stable_end() if committed else segment.offsets.end
         if at_ms == _LATEST:
             return end, -1
-        if at_ms < 0:
+        if at_ms < 0 and at_ms != _OF_MAX_TIMESTAMP:
             raise KafkaError(KafkaCode.UNSUPPORTED_VERSION)
-        offset = await segment.offsets.after((await segment.reader.position_at(at_ms)).before)
-        return (offset, at_ms) if offset < end else (-1, -1)
+        times = segment.record_times
+        found = await (times.latest() if at_ms == _OF_MAX_TIMESTAMP else times.first_from(at_ms))
+        return found if found is not None and found.offset < end else (-1, -1)
 
     async def offset_for_leader_epoch(self, request: CallRequest, response: CallResponse) -> Any:
         topics = []

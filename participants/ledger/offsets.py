@@ -11,6 +11,7 @@ import struct
 from array import array
 
 from metatxn.wire.frames import Frame, PayloadKind
+from metatxn.wire.record_batches import HEADER
 from participants.ledger.storage import LedgerCorrupt, ReadableLedger
 
 _OFFSET = struct.Struct(">q")
@@ -37,6 +38,11 @@ def offset_after(frame: Frame) -> int:
     return first_offset(frame) + frame.count
 
 
+def latest_record_ms(payload: bytes | memoryview) -> int:
+    """The latest timestamp of the records of a batch, as its header says, or -1 without one."""
+    return int(HEADER.unpack_from(payload)[8]) if len(payload) >= HEADER.size else -1
+
+
 async def end_offset(ledger: ReadableLedger, first: int) -> int:
     """The offset after the last entry that is there in a ledger whose first offset is `first`. Raises as `read`."""
     if ledger.last_kept < 0:
@@ -54,6 +60,8 @@ class OpenOffsets:
     def __init__(self, ledger: int, first: int) -> None:
         self.ledger = ledger
         self.first = first
+        self.times = array("q")
+        """The latest timestamp in each entry."""
         self._ends = array("q")
 
     def after(self, entry: int) -> int:
@@ -64,10 +72,12 @@ class OpenOffsets:
         """The first entry with a message at `offset`, which is not before this ledger, or after it."""
         return bisect.bisect_right(self._ends, offset)
 
-    def take(self, entry: int, count: int) -> int:
+    def take(self, entry: int, count: int, latest_ms: int = -1) -> int:
         """The first offset of `entry`, which is appended next and has `count` messages. All that was taken for it, or
         for entries after it, is forgotten."""
         del self._ends[entry:]
+        del self.times[entry:]
+        self.times.append(latest_ms)
         first = self.after(entry - 1)
         self._ends.append(first + count)
         return first

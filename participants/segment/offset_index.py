@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from metatxn.wire import errors
-from metatxn.wire.frames import RawFrame
 from metatxn.wire.position import Position
 from participants.ledger.offsets import OpenOffsets, first_offset, offset_after
 from participants.ledger.storage import ReadableLedger
@@ -57,11 +56,6 @@ class OffsetIndex:
         """The place before the first entry with a message at `offset` or after it."""
         return await self._until_found(lambda: self._place_of(offset))
 
-    async def last_frame(self, *, committed: bool) -> RawFrame | None:
-        """The last entry that committed readers see, or the last one whatever happened to its transaction. None
-        if there is none."""
-        return await self._until_found(lambda: self._last_frame(committed))
-
     @property
     def _open(self) -> OpenOffsets:
         assert self._segment.open_offsets is not None, "a segment of a topic with the format kafka"
@@ -103,15 +97,6 @@ class OffsetIndex:
 
     async def _first_of(self, position: Position) -> int:
         return first_offset(await self._reader.frame_at(position))
-
-    async def _last_frame(self, committed: bool) -> RawFrame | None:
-        if committed:
-            last = await self._reader.last_visible()
-        else:
-            chain = self._segment.ledgers
-            ends = [Position(ledger.id, ledger.last_kept) for ledger in chain.ledgers if ledger.last_kept >= 0]
-            last = ends[-1] if ends and ends[-1] > chain.start else None
-        return None if last is None else await self._reader.frame_at(last)
 
     async def _place_of(self, offset: int) -> Position:
         if offset >= self._open.first:

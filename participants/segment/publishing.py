@@ -29,7 +29,7 @@ from metatxn.wire.broker import MAX_ENTRY_MESSAGES
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, Entry, PayloadKind
 from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
-from participants.ledger.offsets import stamped
+from participants.ledger.offsets import latest_record_ms, stamped
 from participants.ledger.storage import Append, LedgerError, LedgerFenced, LedgerStopped, StorageFull
 from participants.ledger.watermark import Watermark
 from participants.segment.admission import Admission
@@ -269,7 +269,7 @@ class Publisher:
         ledger, offsets = self._segment.ledgers.open, self._segment.open_offsets
         assert ledger is not None, "the drain before a seal waits for every publish"
         if offsets is not None:  # the entry has this place, whatever was begun and failed before (DESIGN §5.20)
-            offset = offsets.take(ledger.last_assigned.entry + 1, entry.count)
+            offset = offsets.take(ledger.last_assigned.entry + 1, entry.count, latest_record_ms(entry.payload))
             entry = replace(entry, payload=stamped(entry.payload, offset))
         try:
             return ledger.append(entry, self._clock())

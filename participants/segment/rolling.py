@@ -20,6 +20,7 @@ from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.segments import LedgerRecord, SegmentRecord
 from metastore.types import AtVersion, Record, Version
 from metatxn.wire import errors
+from participants.ledger.offsets import OpenOffsets
 from participants.ledger.storage import LedgerCorrupt, LedgerMissing, LedgerStorage, OpenLedger
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, write_snapshot
 from participants.segment.segment import Segment
@@ -83,8 +84,9 @@ async def _roll(segment: Segment, store: MetadataStore, storage: LedgerStorage) 
                 return
             listed = await _listed(segment, store, LedgerRecord(id=created.id, storage=storage.storage_id))
             if listed is not None:
+                offsets = segment.open_offsets
                 full = await segment.change_over(*listed, created)
-                await _seal(segment, store, storage, full)
+                await _seal(segment, store, storage, full, offsets)
     finally:
         if segment.ledgers.open is not created:
             await created.close()
@@ -141,12 +143,16 @@ async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) 
     return listed
 
 
-def _offsets(ledger: LedgerRecord, record: SegmentRecord) -> dict[str, int | None]:
-    """The first offset of the ledger that is sealed. An earlier attempt may have landed, and `record` has it then."""
-    return {"first_offset": record.next_offset if ledger.first_offset is None else ledger.first_offset}
+def _offsets(ledger: LedgerRecord, record: SegmentRecord, offsets: OpenOffsets | None) -> dict[str, int | None]:
+    """What is recorded of the offsets and timestamps of the ledger that is sealed. An earlier attempt may have landed,
+    and `record` has its first offset then."""
+    first = record.next_offset if ledger.first_offset is None else ledger.first_offset
+    return {"first_offset": first, "latest_record_ms": max(offsets.times, default=None) if offsets else None}
 
 
-async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, full: OpenLedger) -> None:
+async def _seal(
+    segment: Segment, store: MetadataStore, storage: LedgerStorage, full: OpenLedger, offsets: OpenOffsets | None
+) -> None:
     """Record the final length, and what its frames say about sequences, in one apply. It also removes what was trimmed
     meanwhile."""
     chunks = chunks_of(segment.dedup)
@@ -163,7 +169,7 @@ async def _seal(segment: Segment, store: MetadataStore, storage: LedgerStorage, 
         name = f"{segment.ownership.generation}-rolled-{full.id}"
         snapshot = await write_snapshot(store, segment.id, check, name, chunks, full.id)
         ledgers = tuple(
-            ledger.model_copy(update=final_facts(sealed, full) | _offsets(ledger, record))
+            ledger.model_copy(update=final_facts(sealed, full) | _offsets(ledger, record, offsets))
             if ledger.id == full.id
             else ledger
             for ledger in record.ledgers

@@ -37,6 +37,7 @@ from participants.segment.offset_index import OffsetIndex
 from participants.segment.owned import OwnedSegment, Ownership
 from participants.segment.publishing import Publisher
 from participants.segment.reading import SegmentReader
+from participants.segment.record_times import RecordTimes
 from participants.txn.buffer import Decision, TransactionBuffer
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.refusals import refusal
@@ -121,6 +122,8 @@ class Segment(OwnedSegment):
         self.reader = SegmentReader(self, shared=shared)
         self.offsets = OffsetIndex(self, self.reader)
         """The offsets, in a segment of a topic with the format `kafka`."""
+        self.record_times = RecordTimes(self, self.reader)
+        """The timestamps of the records, in such a segment."""
         self.publisher = Publisher(self, clock, metrics)
         self.damaged = DamagedLedgers(segment_id, metrics)
         self.attached: Attached | None = None

@@ -32,6 +32,7 @@ from metatxn_gateways.kafka.fetch import cover
 from metatxn_gateways.kafka.produce import checked
 from metatxn_gateways.kafka.requests import OFFERED
 from metatxn_gateways.listener import FIRST_BYTES, MAX_REQUEST_BYTES, FrameConnection, MalformedRequest
+from participants.messages.batches import encode_batch
 from participants.segment.segment import Segment
 from tests.gateways.asking import asked, batch, code_in, framed, made
 from tests.gateways.conftest import Gateway
@@ -405,8 +406,8 @@ async def test_offsets_in_transactions_are_what_the_schemas_say_in_every_version
 
 async def test_places_are_what_the_schemas_say_in_every_version(gateway: Gateway) -> None:
     await gateway.create("t")
-    await produced(gateway, 8, batch(b"a", b"b"))
-    await produced(gateway, 8, batch(b"c"))
+    for times_ms in ((5, 7), (6,)):
+        await produced(gateway, 8, encode_batch([KafkaRecord(None, b"a", timestamp_ms=each) for each in times_ms]))
     host, _, port = gateway.listener.address.rpartition(":")
     for version in OFFERED[10]:
         for kind in (0, 1):
@@ -416,9 +417,9 @@ async def test_places_are_what_the_schemas_say_in_every_version(gateway: Gateway
             assert (code, found.host, found.port) == (0, host, int(port))
     assert (await code_in(gateway, 10, 6, "FindCoordinatorRequest", **fields | {"key_type": 2}))[1] == 42
     for version in OFFERED[2]:
-        for at_ms, since, expected in (
-            *((-2, 1, 0), (-1, 1, 3), (1, 1, 0), (10**15, 1, -1)),
-            *((-3, 7, 2), (-4, 8, 0), (-5, 9, -1)),
+        for at_ms, since, expected, time_ms in (
+            *((-2, 1, 0, -1), (-1, 1, 3, -1), (1, 1, 0, 5), (6, 1, 1, 7), (8, 1, -1, -1)),
+            *((-3, 7, 1, 7), (-4, 8, 0, -1), (-5, 9, -1, -1)),
         ):
             place = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": at_ms}
             part = made(2, version, "ListOffsetsPartition", **place)
@@ -428,7 +429,7 @@ async def test_places_are_what_the_schemas_say_in_every_version(gateway: Gateway
             found = answer.topics[0].partitions[0]
             unsupported = KafkaCode.UNSUPPORTED_VERSION
             assert (code, found.offset) == ((0, expected) if version >= since else (unsupported, -1)), (version, at_ms)
-            assert (found.timestamp > 0) == (at_ms == 1 or (at_ms == -3 and version >= since))
+            assert found.timestamp == (time_ms if version >= since else -1)
     for version in OFFERED[3]:
         topic = made(3, version, "MetadataRequestTopic", name="t", topic_id=None)
         asking = {"topics": (topic,), "allow_auto_topic_creation": False}

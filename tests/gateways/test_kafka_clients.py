@@ -13,15 +13,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from metatxn.wire.ids import TxnId
 from tests.documents import examples, outputs
 from tests.gateways.conftest import PATIENCE_S, Gateway, send
 
 
-async def test_messages_are_produced_consumed_and_found_by_time(gateway: Gateway) -> None:
+async def test_messages_are_found_by_the_times_that_their_producer_gave_them(gateway: Gateway) -> None:
+    await gateway.create("t", segments=2)
+
+    def work() -> None:
+        producer = gateway.producer(**{"linger.ms": 50})
+        for number, time_ms in enumerate((1_000, 3_000, 2_000, 4_000)):
+            producer.produce("t", f"{number}", partition=0, timestamp=time_ms)
+        assert producer.flush(PATIENCE_S) == 0
+        send(producer, "t", "old", timestamp=1_500)
+        admin = AdminClient({"bootstrap.servers": gateway.servers})
+
+        def found(spec: OffsetSpec, partition: int = 0) -> tuple[int, int]:
+            place = TopicPartition("t", partition)
+            answer = admin.list_offsets({place: spec})[place].result(PATIENCE_S)
+            return answer.offset, answer.timestamp
+
+        for asked, expected in (
+            *((0, (0, 1_000)), (1_000, (0, 1_000)), (1_001, (1, 3_000)), (3_001, (3, 4_000))),
+            (4_001, (-1, -1)),
+        ):
+            assert found(OffsetSpec.for_timestamp(asked)) == expected
+            assert found(OffsetSpec.for_timestamp(asked), 1) == (-1, -1)
+        assert found(OffsetSpec.max_timestamp()) == (3, 4_000)
+        consumer = gateway.consumer("g")
+        (place,) = consumer.offsets_for_times([TopicPartition("t", 0, 2_500)], PATIENCE_S)
+        assert place.offset == 1
+        consumer.close()
+
+    await asyncio.to_thread(work)
+
+
+async def test_messages_are_produced_and_consumed(gateway: Gateway) -> None:
     def work() -> None:
         admin = AdminClient({"bootstrap.servers": gateway.listener.url})
         (created,) = admin.create_topics([NewTopic("t", 2, 1)]).values()

@@ -434,7 +434,7 @@ WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
     "Header": "ended_by renewed_ms renewals",  # only shown, and no process writes a header that has it
     "Incarnation": "barrier restoring",  # for later releases; what is being restored is also `recovering`
     "Lease": "renewed_ms renewals",  # only shown
-    "LedgerRecord": "bytes last_ms",  # measured again where they are missing
+    "LedgerRecord": "bytes last_ms latest_record_ms",  # measured again where they are missing
     "OwnerRecord": "listeners",
     "Prepared": "renewed_ms renewals",  # only shown
     "ProcessRecord": "service url release speaks",  # for whoever raises the version

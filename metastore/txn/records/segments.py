@@ -23,7 +23,8 @@ class LedgerRecord(JsonRecord):
     form that counts.
 
     `first_offset` is the offset of its first message, in a segment of a topic with the format `kafka`. It is known once
-    the ledger is sealed.
+    the ledger is sealed. No record in it has a later timestamp than `latest_record_ms`; where that is missing, the
+    records say it.
     """
 
     id: int
@@ -36,6 +37,7 @@ class LedgerRecord(JsonRecord):
     form: tuple[int, int] | None = None
     former: bool | None = None
     first_offset: int | None = None
+    latest_record_ms: int | None = None
 
     @property
     def last(self) -> Position | None:

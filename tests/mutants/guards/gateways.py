@@ -16,6 +16,7 @@ _KEYS = "coordinator/transaction_keys.py"
 _ADMIN = "tests/gateways/test_kafka_admin.py"
 _SECURITY = "tests/gateways/test_kafka_security.py"
 _COMPACTED = "tests/gateways/test_kafka_compacted.py"
+_TIMES = "tests/participants/segment/test_record_times.py"
 
 GATEWAYS = (
     Mutant(
@@ -57,6 +58,22 @@ GATEWAYS = (
         "        if await self._partitions.compacts(topic, surely=True):\n",
         "        if True:\n",
         tests=(f"{_COMPACTED}::test_the_policy_of_now_decides_what_is_refused",),
+    ),
+    Mutant(
+        "bound-of-the-times-of-a-ledger-is-too-low",
+        "5.20: no record of a ledger is newer than its bound",
+        "participants/segment/rolling.py",
+        "max(offsets.times, default=None)",
+        "min(offsets.times, default=None)",
+        tests=(f"{_TIMES}::test_records_out_of_order_are_found_within_a_batch_and_over_ledgers",),
+    ),
+    Mutant(
+        "times-of-a-former-form",
+        "5.20: what was left out has no time any more",
+        "participants/segment/record_times.py",
+        "    return ledger.id, ledger.form if isinstance(ledger, SealedLedger) else None\n",
+        "    return ledger.id, None\n",
+        tests=(f"{_TIMES}::test_what_is_left_out_is_found_no_more",),
     ),
     Mutant(
         "setting-that-is-not-done",

@@ -211,32 +211,6 @@ async def test_what_is_left_out_does_not_move_the_first_offset(world: World) -> 
     assert await segment.offsets.start() == 25
 
 
-async def test_the_last_batch_is_the_last_one_that_is_left(world: World) -> None:
-    """As a reader sees it; one of an aborted transaction is left out once its ledger is rewritten."""
-    node = await first_node(world)
-    segment = await node.open()
-
-    async def last() -> list[int | None]:
-        found = [await segment.offsets.last_frame(committed=committed) for committed in (True, False)]
-        return [None if frame is None else first_offset(frame) for frame in found]
-
-    assert await last() == [None, None]
-    position = await publish(segment, 2)
-    lost = await world.begin()
-    for _ in range(4):
-        await publish(segment, 3, lost)
-    assert await last() == [0, 11]
-    await world.abort(lost)
-    await materialized(segment, lost)
-    await roll(segment, world.store, node.storage)
-    assert await last() == [0, 11]
-    await tended(segment)
-    assert (await record_of(world)).ledgers[0].form is not None
-    assert await last() == [0, 0]
-    await trim(segment, world.store, node.storage, position.next)
-    assert await last() == [None, None]
-
-
 async def test_what_has_no_offset_is_refused_and_the_other_way_round(world: World) -> None:
     segment = await (await first_node(world)).open()
     with pytest.raises(errors.InvalidArgument, match="format kafka"):
