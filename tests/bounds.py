@@ -35,6 +35,8 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.segment.reading.LOOKED_AT_ONCE": (1, 3),
     "participants.segment.reading.READ_BYTES": (1, 500),
     "participants.segment.recovery.READ_BYTES": (1, 500),
+    "participants.segment.record_times.READ_BYTES": (1, 500),
+    "participants.segment.record_times.REMEMBERED_LEDGERS": (1, 2),
     "participants.ledger.append_queue.GROUP_BYTES": (1, 500),
     "participants.ledger.local_files.KEPT_FILES": (1, 2),
     "participants.ledger.object_ledger.ObjectOpenLedger.groups_at_once": (1, 2),
