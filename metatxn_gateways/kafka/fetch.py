@@ -40,6 +40,16 @@ class _Wanted:
     max_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation: Isolation
+    session: int
+    wanted: list[_Wanted]
+
+
 @dataclass(slots=True)
 class _Found:
     code: KafkaCode = KafkaCode.NONE
@@ -67,24 +77,18 @@ class Fetch:
         self._partitions = partitions
 
     async def answer(self, version: int, cutter: Cutter, head: bytes, caller: Principal) -> Reply:
-        cutter.number(4)
-        wait_ms, min_bytes, max_bytes = cutter.number(4), cutter.number(4), cutter.number(4)
-        isolation: Isolation = "read_committed" if cutter.number(1) else "read_uncommitted"
-        session = cutter.number(4) if version >= 7 else 0
-        if version >= 7:
-            cutter.number(4)
-        wanted = _cut(version, cutter)
-        if session:
+        asked = cut_fetch(version, cutter)
+        if asked.session:
             return _encoded(version, [], [], head, KafkaCode.FETCH_SESSION_ID_NOT_FOUND)
-        max_bytes = min(max_bytes, MAX_ANSWER_BYTES)
-        deadline = asyncio.get_running_loop().time() + min(max(wait_ms, 0), MAX_WAIT_MS) / 1000
+        max_bytes = min(asked.max_bytes, MAX_ANSWER_BYTES)
+        deadline = asyncio.get_running_loop().time() + min(max(asked.wait_ms, 0), MAX_WAIT_MS) / 1000
         while True:
             changes: list[asyncio.Future[None]] = []
-            found = await self._read(wanted, caller, max_bytes, isolation, changes)
+            found = await self._read(asked.wanted, caller, max_bytes, asked.isolation, changes)
             left = deadline - asyncio.get_running_loop().time()
-            enough = sum(each.size for each in found) >= min(min_bytes, max_bytes)
+            enough = sum(each.size for each in found) >= min(asked.min_bytes, max_bytes)
             if enough or left <= 0 or any(each.code for each in found):
-                return _encoded(version, wanted, found, head)
+                return _encoded(version, asked.wanted, found, head)
             await asyncio.wait(
                 changes or [asyncio.get_running_loop().create_future()],
                 timeout=left,
@@ -143,7 +147,18 @@ class Fetch:
         found.size = sum(map(len, found.batches))
 
 
-def _cut(version: int, cutter: Cutter) -> list[_Wanted]:
+def cut_fetch(version: int, cutter: Cutter) -> _Asked:
+    """Cut a request. Raises `MalformedRequest`."""
+    cutter.number(4)
+    wait_ms, min_bytes, max_bytes = cutter.number(4), cutter.number(4), cutter.number(4)
+    isolation: Isolation = "read_committed" if cutter.number(1) else "read_uncommitted"
+    session = cutter.number(4) if version >= 7 else 0
+    if version >= 7:
+        cutter.number(4)
+    return _Asked(wait_ms, min_bytes, max_bytes, isolation, session, _cut_partitions(version, cutter))
+
+
+def _cut_partitions(version: int, cutter: Cutter) -> list[_Wanted]:
     wanted = []
     for _ in cutter.items():
         topic = cutter.name()

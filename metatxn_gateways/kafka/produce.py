@@ -48,6 +48,13 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    transactional_id: str | None
+    acks: int
+    parts: list[_Part]
+
+
+@dataclass(frozen=True, slots=True)
 class _Result:
     code: KafkaCode
     base_offset: int = -1
@@ -78,6 +85,22 @@ def _behind(sequence: int, count: int) -> int:
     """The sequence of the next batch in the same epoch."""
     epoch, first = epoch_and_sequence(sequence)
     return sequence_in_epoch(epoch, (first + count) % _SEQUENCES)
+
+
+def cut_produce(cutter: Cutter) -> _Asked:
+    """Cut a request. Raises `MalformedRequest`."""
+    transactional_id = cutter.text()
+    acks = cutter.number(2)
+    cutter.number(4)
+    parts = []
+    for _ in cutter.items():
+        topic = cutter.name()
+        for _ in cutter.items():
+            parts.append(_Part(topic, cutter.number(4), cutter.blob()))
+            cutter.tags()
+        cutter.tags()
+    cutter.tags()
+    return _Asked(transactional_id, acks, parts)
 
 
 def checked(payload: memoryview) -> SentBatch:
@@ -122,23 +145,15 @@ class Produce:
 
         Nothing is awaited before the tasks of the batches are made, so these take their turns in the order of arrival.
         """
-        transactional_id = cutter.text()
-        acks = cutter.number(2)
-        cutter.number(4)
-        parts = []
-        for _ in cutter.items():
-            topic = cutter.name()
-            for _ in cutter.items():
-                parts.append(_Part(topic, cutter.number(4), cutter.blob()))
-                cutter.tags()
-            cutter.tags()
-        cutter.tags()
-        results = await asyncio.gather(*(self._result(part, transactional_id, turns, caller) for part in parts))
-        if acks == 0:
+        asked = cut_produce(cutter)
+        results = await asyncio.gather(
+            *(self._result(part, asked.transactional_id, turns, caller) for part in asked.parts)
+        )
+        if asked.acks == 0:
             if any(result.code for result in results):
                 raise MalformedRequest("a batch was refused, and its producer does not wait for an answer")
             return None
-        return _encoded(version, parts, results, head)
+        return _encoded(version, asked.parts, results, head)
 
     async def _result(self, part: _Part, transactional_id: str | None, turns: Turns, caller: Principal) -> _Result:
         try:

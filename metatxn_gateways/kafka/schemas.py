@@ -43,7 +43,7 @@ def read_call(
     read = _reader(api_key, version)
     try:
         entity, _ = read(bytes(body), 0)  # librdkafka leaves three bytes too many behind a request for all topics
-    except (SerialError, ValueError, TypeError, OverflowError, IndexError) as error:
+    except (SerialError, ValueError, TypeError, OverflowError, LookupError) as error:  # KeyError: an unknown tag
         raise MalformedRequest(f"request {api_key} in version {version}: {error!r}") from None
     return CallRequest(entity, caller, address, client)
 

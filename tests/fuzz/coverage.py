@@ -12,7 +12,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(
-    include=["metastore", "metatxn.service", "metatxn.wire", "coordinator", "participants"]
+    include=["metastore", "metatxn.service", "metatxn.wire", "coordinator", "participants", "metatxn_gateways"]
 ):
     from tests.fuzz.targets import TARGETS
 

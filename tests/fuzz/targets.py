@@ -49,6 +49,7 @@ from participants.ledger.storage import LedgerCorrupt, StorageRefused
 from participants.messages.batches import check_batch
 from participants.messages.payloads import decode_messages, encode_messages, inspect_arrow
 from participants.subscription.places import Place
+from tests.fuzz import kafka
 
 T = TypeVar("T")
 TXN = TxnId(3, 77)
@@ -400,6 +401,10 @@ METADATA = bytes([0, 0, 0, 10, 0x0A, 0, 0x10, 0, 0x18, 0, 0x58, 3, 0x40, 0])
 IN_BATCH = bytes([0, 0, 0, 8, 0x12, 2, 0x6B, 0x6B, 0x18, 1, 0x48, 0]) + b"v"
 
 TARGETS: Mapping[str, Target] = {
+    "Produce of Kafka's clients": Target(kafka.check_produce, kafka.good_produce()),
+    "Fetch of Kafka's clients": Target(kafka.check_fetch, kafka.good_fetch()),
+    "calls of Kafka's clients": Target(kafka.check_call, kafka.good_calls()),
+    "batches of Kafka's clients": Target(kafka.check_sent_batch, [kafka.BATCH]),
     "entries of Pulsar's clients": Target(check_entry, [bytes(6) + METADATA + IN_BATCH * 3, IN_BATCH * 3]),
     "commands of Pulsar's clients": Target(
         check_command,

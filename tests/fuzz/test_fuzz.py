@@ -31,7 +31,7 @@ def test_bad_input_is_refused_and_nothing_else_happens(name: str) -> None:
     target = TARGETS[name]
 
     @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None)
-    @given(st.binary(max_size=200) | changed(list(target.good)))
+    @given(st.binary(max_size=2_000) | changed(list(target.good)))
     def holds(data: bytes) -> None:
         target.check(data)
 

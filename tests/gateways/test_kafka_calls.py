@@ -34,6 +34,8 @@ from metatxn_gateways.kafka.requests import OFFERED
 from metatxn_gateways.listener import FIRST_BYTES, MAX_REQUEST_BYTES, FrameConnection, MalformedRequest
 from participants.messages.batches import encode_batch
 from participants.segment.segment import Segment
+from tests.fuzz import kafka as kafka_inputs
+from tests.fuzz.test_fuzz import changed
 from tests.gateways.asking import asked, batch, code_in, framed, made
 from tests.gateways.conftest import Gateway
 
@@ -220,26 +222,60 @@ def test_a_cover_is_a_whole_batch() -> None:
     assert decode_records(found) == [KafkaRecord(None, None)]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(sorted(OFFERED)), st.integers(-1, 13), st.binary(max_size=60), st.booleans())
+def good_frames() -> list[bytes]:
+    """Whole requests, without the two bytes of their client's name."""
+    frames = [(0, version, body) for version, body in zip((3, 11), kafka_inputs.good_produce(), strict=True)]
+    frames += [(1, version, body) for version, body in zip((4, 7, 11, 12), kafka_inputs.good_fetch(), strict=True)]
+    frames += [
+        (int(kafka_inputs.CALLS[body[0]]), OFFERED[kafka_inputs.CALLS[body[0]]][body[1]], body[2:])
+        for body in kafka_inputs.good_calls()
+    ]
+    return [
+        struct.pack(">hhih", api_key, version, 1, -1)
+        + (b"\0" if service._is_flexible(api_key, version) else b"")
+        + body
+        for api_key, version, body in frames
+    ]
+
+
+async def answered_or_malformed(gateway: Gateway, frame: bytes) -> None:
+    """A handler that raises anything else would be a bug."""
+    with contextlib.suppress(MalformedRequest, TimeoutError):
+        await asyncio.wait_for(gateway.listener._connect()(memoryview(bytearray(frame))), 0.05)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changed(good_frames()))
+async def test_a_request_with_changed_bytes_is_answered_or_malformed(gateway: Gateway, frame: bytes) -> None:
+    await answered_or_malformed(gateway, frame)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted(OFFERED)), st.integers(-1, 13), st.binary(max_size=2_000), st.booleans())
 async def test_any_bytes_are_answered_or_malformed(
     gateway: Gateway, api_key: int, version: int, body: bytes, named: bool
 ) -> None:
-    """Whatever comes: a handler that raises anything else would be a bug."""
-    head = struct.pack(">hhih", api_key, version, 1, -1 if named else 0)
-    with contextlib.suppress(MalformedRequest, TimeoutError):
-        await asyncio.wait_for(gateway.listener._connect()(memoryview(bytearray(head + body))), 0.05)
+    await answered_or_malformed(gateway, struct.pack(">hhih", api_key, version, 1, -1 if named else 0) + body)
+
+
+def cut_frames() -> list[bytes]:
+    """Requests that end too early, or whose lists and texts are longer than they are."""
+    whole = good_frames()
+    cut = [frame[: len(frame) * part // 4] for frame in whole for part in (1, 2, 3)]
+    cut += [frame[:8] + b"\x7f" + frame[9:] for frame in whole]  # the name of the client
+    return [len(frame).to_bytes(4) + frame for frame in cut]
 
 
 async def test_a_malformed_frame_closes_its_connection_with_one_line(gateway: Gateway) -> None:
-    for sent in (b"\xff\xff\xff\xff", struct.pack(">ihhi", 8, 99, 0, 1), b"\0\0\0\2\0\3"):
+    frames = (b"\xff\xff\xff\xff", struct.pack(">ihhi", 8, 99, 0, 1), b"\0\0\0\2\0\3", *cut_frames())
+    for sent in frames:
         with structlog.testing.capture_logs() as lines:
             reader, writer = await asyncio.open_connection(*gateway.listener.url.split(":"))
             writer.write(sent)
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
-        assert [line["event"] for line in lines] == ["connection closed: malformed request"]
+        assert [line["event"] for line in lines] == ["connection closed: malformed request"], sent
 
 
 def asking_for(topics: int) -> memoryview:
