@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from metatxn.wire.broker import TopicInfo
 from metatxn.wire.coordinator import HangingTransaction
 from metatxn.wire.models import STORE, Cluster, KnownServices, Process, ServiceStatus, ThroughputAnswer
+from metatxn.wire.names import DEFAULT_NAMESPACE, topic_of_segment
 from metatxn.words import duration
 
 HANGING_MS = 60_000
+MOST_NAMES = 3
+"""The most topics, subscriptions or groups that a sentence about a transaction names."""
 MOST_SKEW_MS = 2_000
 STORE_ACTION = (
     "Start it, or check the network to it: the services go on by themselves once it answers. Until then no "
@@ -150,9 +153,31 @@ def topic_problems(topic: TopicInfo, brokers: Iterable[str]) -> Iterator[HealthP
 
 
 def hanging_problem(txn: HangingTransaction) -> HealthProblem:
-    holds = "holds readers back" if txn.touched else "has written and acknowledged nothing so far"
-    what = f"open for {duration(txn.age_ms)}, and {holds}"
+    what = f"open for {duration(txn.age_ms)}, and {held_text(txn)}"
     return HealthProblem(f"transaction {txn.txn_id}", what, f"Commit or abort it: metatxn txn abort {txn.txn_id}")
+
+
+def held_text(txn: HangingTransaction) -> str:
+    """What a transaction holds, in words. Only what it has written holds readers back."""
+    topics = {topic_of_segment(at.segment) for at in txn.touched if at.after is not None}
+    written = {topic.removeprefix(f"{DEFAULT_NAMESPACE}/") for topic in topics}
+    acknowledged = {at.subscription for at in txn.touched if at.subscription is not None}
+    groups = {at.group for at in txn.touched if at.group is not None}
+    held = [
+        f"{words} {_some(sorted(names))}"
+        for words, names in (
+            ("holds back readers of", written),
+            ("holds messages that it has acknowledged on", acknowledged),
+            ("holds offsets of group", groups),
+        )
+        if names
+    ]
+    return " and ".join(held) or "has written and acknowledged nothing so far"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def per_second(told: ThroughputAnswer, lately_ms: int) -> dict[str, float]:

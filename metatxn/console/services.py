@@ -44,15 +44,15 @@ class AskedCluster:
 
 
 async def asked_cluster(visit: Visit) -> AskedCluster:
-    """The coordinator of this console is asked first, and then all services at once. Raises `ServiceUnreachable` if
-    that coordinator does not answer."""
+    """The coordinator of this console is asked first, and then all services at once, also that one: what they say of
+    their clocks is compared. Raises `ServiceUnreachable` if that coordinator does not answer."""
     client, url = visit.client_with(STATUS_TIMEOUT_S), visit.site.url
     own = await client.service_status(url)
     members = told_members(url, own, await client.cluster(patient=False) if own.store is not None else None)
 
     async def asked(name: str, process: Process) -> AskedService:
         try:
-            status = own if process.url == url else await client.service_status(process.url)
+            status = await client.service_status(process.url)
         except metatxn.MetatxnError as error:
             return AskedService(name, process, silence=str(error))
         return AskedService(name, process, status)

@@ -13,11 +13,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import metatxn
+from metatxn.console import services
 from metatxn.console.pages import overview
 from metatxn.health import HealthProblem
 from metatxn.words import short_id
 from tests.console.browser import Visitor
 from tests.console.cluster import ConsoleCluster
+from tests.console.conftest import Secured
 from tests.console.forms import Sender
 from tests.console.life import HOSTILE, RIGHT_TO_LEFT, Life
 
@@ -176,7 +178,7 @@ def test_what_is_wrong_is_said_with_what_to_do_and_leads_to_it(
         HealthProblem(f"broker {HOSTILE}", "does not answer", action),
         HealthProblem("cluster", "it is odd", action),
     ]
-    monkeypatch.setattr(overview, "service_problems", lambda _: wrong)
+    monkeypatch.setattr(services, "service_problems", lambda _: wrong)
     monkeypatch.setattr(overview, "topic_problems", lambda *_: [HealthProblem(segment, "without a broker", action)])
     shown, unserved = sender.get("/").text, sender.get("/unserved").text
     assert f'href="/console/cluster#service-{quote(HOSTILE, safe="")}"' in shown and "It is odd." in shown
@@ -190,5 +192,73 @@ def test_the_first_page_says_what_is_stuck(visitor: Visitor, life: Life) -> None
     page = visitor.open()
     stuck = page.get_by_role("region", name="What is wrong now")
     expect(stuck.get_by_role("link", name=f"Transaction {short_id(life.open)}", exact=True)).to_be_visible()
-    expect(stuck).to_contain_text("holds back what it has written")
+    expect(stuck).to_contain_text("holds back readers of orders")
     expect(page.get_by_role("img", name=re.compile("Messages per second, the last 15 minutes"))).to_be_visible()
+
+
+_STUCK = re.compile(r'href="/console/transactions/([0-9a-f]{32})">(.*?)<p class="note">', re.DOTALL)
+
+
+def stuck(sender: Sender) -> dict[str, str]:
+    """What the first page says of each transaction that has been open for long, in its order."""
+    return {txn_id: " ".join(text.split()) for txn_id, text in _STUCK.findall(sender.get("/").text)}
+
+
+def test_what_holds_readers_back_comes_before_what_only_stays_open(
+    sender: Sender, cluster: ConsoleCluster, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many that are older have written nothing; and of those it is not said that they hold anything."""
+    monkeypatch.setattr(overview, "MOST_EXAMINED", 1_000)
+    client.create_topic("blocked", exist_ok=True)
+    client.create_subscription("blocked", "s")
+    with client.producer("blocked") as producer:
+        producer.send("to be acknowledged").result()
+    idle = [client.begin(timeout_ms=70_000_000) for _ in range(25)]
+    blocking, acknowledging = client.begin(timeout_ms=75_000_000), client.begin(timeout_ms=75_000_000)
+    with client.producer("blocked") as producer, client.consumer("blocked", "s") as consumer:
+        producer.send("inside", txn=blocking).result()
+        consumer.acknowledge(consumer.receive_many(1, timeout_s=30), acknowledging)
+    cluster.ahead_ms += 600_000
+    cluster.count_open()
+    try:
+        shown = stuck(sender)
+        assert shown[blocking.id].endswith("and holds back readers of blocked.")
+        assert shown[acknowledging.id].endswith("and holds messages that it has acknowledged on s.")
+        monkeypatch.setattr(overview, "MOST_STUCK", 1_000)
+        shown = stuck(sender)
+        assert [*shown].index(blocking.id) < min([*shown].index(txn.id) for txn in idle)
+        assert all("has written and acknowledged nothing" in shown[txn.id] for txn in idle)
+    finally:
+        cluster.ahead_ms -= 600_000
+        for txn in (*idle, blocking, acknowledging):
+            txn.abort()
+
+
+def test_it_is_never_said_that_nothing_is_stuck_where_that_is_not_known(
+    secured: Secured, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is no administrator sees its own, and that there are others."""
+    with (
+        secured.cluster.client(secured.tokens["root"]) as root,
+        secured.cluster.client(secured.tokens["ada"]) as client,
+        Sender(secured.cluster.url, secured.tokens["eve"]) as eve,
+        Sender(secured.cluster.url, secured.tokens["ada"]) as ada,
+        root.begin(timeout_ms=70_000_000),
+        client.begin(timeout_ms=70_000_000) as own,
+    ):
+        secured.cluster.ahead_ms += 600_000
+        secured.cluster.count_open()
+        try:
+            assert "no transaction has been open" not in eve.get("/").text
+            assert "none of your transactions has been open" in eve.get("/").text
+            assert re.search(r"\d transactions are open in all", eve.get("/").text)
+            assert list(stuck(ada)) == [own.id] and "holds" not in stuck(ada)[own.id]
+        finally:
+            secured.cluster.ahead_ms -= 600_000
+
+    async def refused(_: object) -> None:
+        raise metatxn.RateLimited("too many requests")
+
+    monkeypatch.setattr(overview, "_hanging", refused)
+    shown = sender.get("/").text
+    assert "is not known: too many requests" in shown and "no transaction has been open" not in shown

@@ -69,10 +69,23 @@ def test_what_holds_readers_back_is_named(dev: DevServer, monkeypatch: pytest.Mo
         assert "List them: metatxn txn hanging" in run_here("doctor", METATXN_URL=dev.broker_url).stdout
 
 
-def test_only_a_transaction_that_has_done_something_is_said_to_hold_readers_back() -> None:
-    touched = [TouchedSegment(segment="segment://public/default/t/0000-ffff-0", after="1:0")]
-    txn = HangingTransaction(txn_id="0" * 32, state="OPEN", created_ms=1, age_ms=60_000, touched=touched)
-    assert hanging_problem(txn).problem == "open for 1m, and holds readers back"
+SEGMENT = "segment://public/default/{}/0000-ffff-0"
+
+
+@pytest.mark.parametrize(
+    ("touched", "held"),
+    [
+        ([("t", {"after": "1:0"})], "holds back readers of t"),
+        ([(topic, {"after": "1:0"}) for topic in "edcba"], "holds back readers of a, b, c and 2 more"),
+        ([("t", {"subscription": "s"})], "holds messages that it has acknowledged on s"),
+        ([("t", {"group": "g"}), ("u", {"after": "1:0"})], "holds back readers of u and holds offsets of group g"),
+    ],
+)
+def test_a_transaction_is_named_with_what_it_holds(touched: list[tuple[str, dict[str, str]]], held: str) -> None:
+    """Only what it has written holds readers back."""
+    places = [TouchedSegment(segment=SEGMENT.format(topic), **place) for topic, place in touched]
+    txn = HangingTransaction(txn_id="0" * 32, state="OPEN", created_ms=1, age_ms=60_000, touched=places)
+    assert hanging_problem(txn).problem == f"open for 1m, and {held}"
 
 
 class Services:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from starlette.responses import Response
 
@@ -11,13 +12,32 @@ import metatxn
 from metatxn.console.services import AskedCluster, asked_cluster
 from metatxn.console.throughput import Together
 from metatxn.console.visit import Values, Visit
-from metatxn.health import HANGING_MS, AskedService, topic_problems
+from metatxn.health import HANGING_MS, AskedService, hanging_problem, topic_problems
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.models import ThroughputAnswer
+from metatxn.words import duration
 
 MOST_STUCK = 20
+MOST_EXAMINED = 50
+"""The oldest transactions of which it is asked what they hold."""
 MOST_TOPICS = 100
 """The most topics that are searched for segments without a broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckTransaction:
+    txn: TransactionHeader
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class StuckTransactions:
+    """Transactions that have been open for long. `more` means that not all are in the list, and `unknown` is why none
+    can be known."""
+
+    shown: Sequence[StuckTransaction]
+    more: bool = False
+    unknown: str = ""
 
 
 async def overview(visit: Visit) -> Response:
@@ -49,7 +69,6 @@ async def _load(visit: Visit) -> Values:
         "open": asked.open_transactions,
         "problems": asked.problems,
         "stuck": stuck,
-        "more_stuck": len(stuck) == MOST_STUCK,
         "rates": together,
         "plots": together.plots(),
         "now_ms": visit.site.now_ms(),
@@ -63,14 +82,32 @@ async def _throughputs(visit: Visit, services: Iterable[AskedService]) -> list[T
     return [answer for answer in told if isinstance(answer, ThroughputAnswer)]
 
 
-async def _stuck(visit: Visit, asked: AskedCluster) -> list[TransactionHeader]:
-    """Transactions that are open for more than a minute, as far as the caller may see them. None if the list cannot be
-    had: the services are listed anyway."""
+async def _stuck(visit: Visit, asked: AskedCluster) -> StuckTransactions:
+    """Transactions that have been open for more than a minute. Administrators see what each of them holds, and those
+    that hold something come first; others see their own. The oldest come first."""
     if asked.members.blind:
-        return []
-    open_ = visit.client.transactions("OPEN", older_than_ms=HANGING_MS, limit=MOST_STUCK)
+        return StuckTransactions(())
     try:
-        found, _ = await open_.page_at(None)
-    except metatxn.MetatxnError:
-        return []
-    return sorted(found, key=lambda header: header.created_ms or 0)
+        return await (_hanging(visit) if visit.access.admin else _own(visit))
+    except metatxn.MetatxnError as error:
+        return StuckTransactions((), unknown=error.detail)
+
+
+async def _hanging(visit: Visit) -> StuckTransactions:
+    found, more = await visit.client.hanging(HANGING_MS, limit=MOST_EXAMINED).page_at(None)
+    found.sort(key=lambda txn: not txn.touched)
+    stuck = [StuckTransaction(txn, hanging_problem(txn).problem) for txn in found[:MOST_STUCK]]
+    return StuckTransactions(stuck, more=more is not None or len(found) > MOST_STUCK)
+
+
+async def _own(visit: Visit) -> StuckTransactions:
+    open_ = visit.client.transactions(
+        "OPEN", owner=visit.access.principal, older_than_ms=HANGING_MS, limit=MOST_EXAMINED
+    )
+    found, more = await open_.page_at(None)
+    found.sort(key=lambda txn: txn.created_ms or 0)
+    now_ms = visit.site.now_ms()
+    stuck = [
+        StuckTransaction(txn, f"open for {duration(now_ms - (txn.created_ms or 0))}") for txn in found[:MOST_STUCK]
+    ]
+    return StuckTransactions(stuck, more=more is not None or len(found) > MOST_STUCK)
