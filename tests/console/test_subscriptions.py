@@ -47,7 +47,9 @@ def test_one_says_who_has_what_and_follows(visitor: Visitor, cluster: ConsoleClu
         expect(page.get_by_role("heading", name="s", level=1)).to_be_visible()
         pending = page.get_by_role("region", name="Pending acknowledgements")
         expect(pending.get_by_role("link", name=short_id(txn.id), exact=True)).to_be_visible()
-        expect(page.get_by_role("region", name="Consumers").get_by_role("row").nth(1)).to_contain_text("alpha")
+        expect(page.get_by_role("region", name="Connected consumers").get_by_role("row").nth(1)).to_contain_text(
+            "alpha"
+        )
         assert fact(page, "Pending acknowledgements") == "1 message"
         assert fact(page, "Delivered more than once") != "0 messages"
         assert re.fullmatch(r"\d+ ms ago|.*s ago", fact(page, "The oldest of these"))
