@@ -52,8 +52,11 @@ def much(secured: Secured) -> Iterator[Much]:
         root.split_segment(first)
         root.create_subscription(TOPIC, "billing", "shared", "earliest", "dead-of-many", 0)
         with root.consumer(TOPIC, "billing", name="alpha") as alpha, ada.consumer(TOPIC, "billing", name="beta"):
-            yield _happened(root, ada, alpha, secured)
+            much = _happened(root, ada, alpha, secured)
+            yield much
             secured.cluster.ahead_ms -= 600_000
+            for txn_id in (much.keyed, much.prepared):
+                ada.attach(txn_id).abort()
 
 
 def _happened(root: metatxn.Client, ada: metatxn.Client, alpha: metatxn.Consumer, secured: Secured) -> Much:
