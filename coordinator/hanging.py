@@ -28,9 +28,12 @@ async def hanging_transactions(
     max_age_ms: int = MAX_AGE_MS,
     limit: int = paging.DEFAULT_LIMIT,
     page_token: str | None = None,
+    *,
+    holding: bool = False,
 ) -> HangingPage:
     """Transactions that began at least `max_age_ms` ago and are still open, the oldest first: of the `ages.MAX_COUNTED`
-    with the earliest deadlines. Raises INVALID_ARGUMENT for a page token of another list.
+    with the earliest deadlines. With `holding` those are left out that have written and acknowledged nothing: a page
+    examines `limit` of them, and may have fewer. Raises INVALID_ARGUMENT for a page token of another list.
     """
     page = await listings.transactions(Filter("OPEN", older_than_ms=max_age_ms, oldest=True), limit, page_token)
     now_ms = listings.clock()
@@ -52,7 +55,9 @@ async def hanging_transactions(
             more_touched=True if len(touched) > shown else None,
         )
 
-    return HangingPage(items=await asyncio.gather(*map(hanging, ids, page.items)), next_page_token=page.next_page_token)
+    found = await asyncio.gather(*map(hanging, ids, page.items))
+    items = [txn for txn in found if txn.touched or not holding]
+    return HangingPage(items=items, next_page_token=page.next_page_token)
 
 
 def _remembered(txn_id: TxnId, writers: Snapshot) -> list[str] | None:

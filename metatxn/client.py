@@ -9,7 +9,7 @@ import math
 import random
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -36,6 +36,7 @@ from metatxn.delivery import MAX_PENDING_BYTES
 from metatxn.exclusive import SESSION_TIMEOUT_S as CLAIM_TIMEOUT_S
 from metatxn.exclusive import HeldTopic
 from metatxn.frames import FramesPage, SegmentFrames
+from metatxn.hanging_costs import HangingCost, hanging_costs
 from metatxn.http import Call, json_body, path_of
 from metatxn.json_messages import encoded_message
 from metatxn.outgoing import BATCH_MESSAGES
@@ -61,6 +62,7 @@ from metatxn.wire.broker import (
     SubscriptionSummary,
     SubscriptionType,
 )
+from metatxn.wire.coordinator import HangingTransaction
 from metatxn.wire.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -382,6 +384,13 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         """The progress of a subscription, and what is pending on it. Raises `NotFound`."""
         answer = await self._connection.home_of(topic, Call("GET", subscription_path(topic, subscription)))
         return parsed(SubscriptionInfo, answer)
+
+    async def hanging_costs(
+        self, found: Iterable[HangingTransaction], within_s: float | None = None
+    ) -> list[HangingCost]:
+        """What waits behind each of these transactions, as far as brokers say so within this time. What does not fit
+        into a bounded number of requests is not known."""
+        return await hanging_costs(self, found, within_s)
 
     async def acknowledge_up_to(
         self, topic: str, subscription: str, positions: Mapping[str, str], txn: AsyncTransaction

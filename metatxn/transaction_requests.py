@@ -131,12 +131,15 @@ class TransactionRequests:
         connection = self._connection
         return Listing(connection, connection.coordinators, path_of("txns"), params, TransactionHeader)
 
-    def hanging(self, max_age_ms: int | None = None, *, limit: int | None = None) -> Listing[HangingTransaction]:
+    def hanging(
+        self, max_age_ms: int | None = None, *, holding: bool = False, limit: int | None = None
+    ) -> Listing[HangingTransaction]:
         """Transactions that have been open for longer than `max_age_ms` (default: a minute), and where each of them
-        holds readers back, oldest first. They are read in pages of `limit`.
+        holds readers back, oldest first. With `holding` only those that have written or acknowledged something. They
+        are read in pages of `limit`.
         """
         connection = self._connection
-        params = {"max_age_ms": max_age_ms, "limit": limit}
+        params = {"max_age_ms": max_age_ms, "holding": "true" if holding else None, "limit": limit}
         return Listing(connection, connection.coordinators, HANGING_PATH, params, HangingTransaction)
 
     def operations(self, txn_id: str) -> Listing[Operation]:

@@ -138,6 +138,9 @@ class HangingQuery(PageQuery):
     max_age_ms: Annotated[
         int, Field(ge=0, le=MAX_NUMBER, description="Only transactions that have been open for longer than this.")
     ] = MAX_AGE_MS
+    holding: Annotated[
+        bool, Field(description="Only transactions that have written or acknowledged something. A page may be shorter.")
+    ] = False
 
 
 class KeyListQuery(PageQuery):
@@ -350,7 +353,10 @@ def hanging_routes(listings: Listings) -> APIRouter:
 
         The oldest transaction is first, of the 100,000 with the earliest deadlines.
         """
-        return _page(await hanging_transactions(listings, query.max_age_ms, query.limit, query.page_token))
+        page = await hanging_transactions(
+            listings, query.max_age_ms, query.limit, query.page_token, holding=query.holding
+        )
+        return _page(page)
 
     return router
 

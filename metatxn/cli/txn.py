@@ -6,6 +6,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from metatxn.cli.consent import ConsentOptions, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json, print_note, print_rows, when, with_dates
 from metatxn.cli.times import DURATION_HELP, milliseconds_of, one_duration
+from metatxn.hanging_costs import HangingCost
 from metatxn.timeline import MOST_OPERATIONS, timeline
 from metatxn.wire.coordinator import HangingTransaction, State, StoredRecord, TransactionHeader
 from metatxn.words import short_id
@@ -47,6 +49,7 @@ HANGING_COLUMNS = (
     *("SINCE", "AGE_S", "TXN_ID", "OWNER", "KEY"),
     *("SEGMENT", "SUBSCRIPTION", "AFTER", "PREPARED", "WRITERS"),
 )
+COST_COLUMNS = ("READERS", "ENTRIES", "BYTES", "ACKNOWLEDGED", "SUBSCRIPTIONS")
 LIST_COLUMNS = ("TXN_ID", "STATE", "CREATED", "DEADLINE", "KEY", "OWNER", "PREPARED")
 DEFAULT_TIMEOUT_MS = 60_000
 _SHORT_ID = re.compile(r"[0-9a-f]{1,32}", re.ASCII)
@@ -285,16 +288,25 @@ def hanging(
         int, typer.Option(min=0, help="Only transactions that have been open for longer than this.")
     ] = DEFAULT_TIMEOUT_MS,
     older_than: Annotated[str | None, typer.Option(metavar="DURATION", help=f"The same: {DURATION_HELP}.")] = None,
+    holding: Annotated[
+        bool, typer.Option("--holding", help="Only transactions that have written or acknowledged something.")
+    ] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Show what waits behind each, and what it has acknowledged.")
+    ] = False,
     limit: LimitOption = 1000,
 ) -> None:
     """List the transactions that hold readers back: one line per transaction and segment, oldest first."""
     max_age_ms = one_duration("--older-than", older_than, max_age_ms, DEFAULT_TIMEOUT_MS)
     with session.connect() as client:
-        waiting = client.hanging(max_age_ms)
+        waiting = client.hanging(max_age_ms, holding=holding)
         found = oldest_first(itertools.islice(waiting, limit))
         more = len(found) == limit and next(waiting, None) is not None
+        costs = client.hanging_costs(found) if cost else []
     if session.json:
-        print_json(found)
+        print_json([cost_object(each) for each in costs] if cost else found)
+    elif cost:
+        print_rows((*HANGING_COLUMNS, *COST_COLUMNS), [row for each in costs for row in cost_rows(each)])
     else:
         print_rows(HANGING_COLUMNS, [row for txn in found for row in hanging_rows(txn)])
     if more:
@@ -322,6 +334,26 @@ def hanging_rows(txn: HangingTransaction) -> list[tuple[Any, ...]]:
     places: list[tuple[str | None, ...]] = [(at.segment, at.subscription, at.after) for at in txn.touched]
     places += [("more", None, None)] if txn.more_touched else []
     return [(*who, *place, *rest) for place in places or [(None, None, None)]]
+
+
+def cost_rows(cost: HangingCost) -> list[tuple[Any, ...]]:
+    """The rows of `hanging_rows`, with what each place costs; the first one has the number of subscriptions."""
+    places = {(place.segment, place.subscription, place.after): place for place in cost.places}
+    rows: list[tuple[Any, ...]] = []
+    for row in hanging_rows(cost.txn):
+        place = places.get(row[5:8])
+        readers = "" if place is None else "wait" if place.first else "behind another" if place.waits else ""
+        held = (place.entries, place.size_bytes, place.messages) if place is not None else (None, None, None)
+        rows.append((*row, readers or None, *held, None if rows else cost.subscriptions))
+    return rows
+
+
+def cost_object(cost: HangingCost) -> dict[str, Any]:
+    """The transaction with a member `cost`."""
+    numbers = {name: getattr(cost, name) for name in ("entries", "size_bytes", "messages", "subscriptions")}
+    places = [asdict(place) for place in cost.places]
+    shown = cost.txn.model_dump(mode="json", exclude_none=True)
+    return {**shown, "cost": {**numbers, "places": places}}
 
 
 def parsed_state(text: str | None) -> State | None:

@@ -1,8 +1,9 @@
 """Pages that follow what changes: server-sent events, each of which is the whole live part of a page.
 
 The browser swaps it in, and keeps what its reader has focused, opened or chosen. The services are asked again and again
-as long as the page is visible; the stream of a page in the background is closed. While nothing changes, nothing is sent
-except a comment now and then, which reveals a reader that has gone.
+as long as the page is visible; the stream of a page in the background is closed. While nothing changes, or a look takes
+long, an event without content is sent now and then: it reveals a reader that has gone, and a page that misses it says
+that the coordinator does not answer. A process that is frozen or cut off closes no connection.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from starlette.responses import Response, StreamingResponse
 
 EVENTS = "text/event-stream"
 LOOK_EVERY_S = 2.0
-QUIET_LOOKS = 7
-"""After this many looks without news, a comment is sent."""
+STILL_EVERY_S = 10.0
+"""After this time without news, `STILL_HERE` is sent. A page waits two and a half times as long (`console.js`)."""
+STILL_HERE = "event: still-here\ndata:\n\n"
 
 Look = Callable[[], Awaitable[str]]
 """Make the live part of a page as it is now."""
@@ -37,15 +39,20 @@ def events(texts: Iterable[str]) -> Response:
 
 
 async def _looks(look: Look, closing: asyncio.Event) -> AsyncIterator[str]:
-    before, quiet = None, 0
+    now = asyncio.get_running_loop().time
+    before, sent = None, now()
     while not closing.is_set():
-        seen = await look()
-        if seen != before:
-            before, quiet = seen, 0
-            yield event(seen)
-        elif (quiet := quiet + 1) == QUIET_LOOKS:
-            quiet = 0
-            yield ": nothing has changed\n\n"
+        looking = asyncio.ensure_future(look())
+        try:
+            while not (await asyncio.wait([looking], timeout=STILL_EVERY_S))[0]:
+                sent = now()
+                yield STILL_HERE
+            seen = looking.result()
+        finally:
+            looking.cancel()
+        if seen != before or now() - sent >= STILL_EVERY_S:
+            yield event(seen) if seen != before else STILL_HERE
+            before, sent = seen, now()
         await _pause(closing)
 
 

@@ -44,6 +44,10 @@ class Loop:
         self._thread.join()
         self._loop.close()
 
+    def block(self, until: threading.Event) -> None:
+        """Run nothing else until this is set."""
+        self._loop.call_soon_threadsafe(until.wait)
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -133,6 +137,16 @@ class ConsoleCluster:
             await self.store.apply(self.store.batch().remove(header))
 
         self._loop.run(collected())
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """While its services do nothing, as if they were stopped with SIGSTOP: their connections stay open."""
+        thawed = threading.Event()
+        self._loop.block(thawed)
+        try:
+            yield
+        finally:
+            thawed.set()
 
     @contextmanager
     def store_away(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from starlette.routing import compile_path
 
 import metatxn
 from benchmarks import console as console_benchmark
-from metatxn.console import visit
+from metatxn.console import live, visit
 from metatxn.console.app import OPEN_PAGES, PAGES
 from metatxn.service import known_cluster
 from tests.console.browser import DESKTOP, GONE, PHONE, Visitor, dark_violations, is_too_wide, violations
@@ -136,6 +136,29 @@ def test_a_page_whose_first_events_do_not_come_says_so_and_asks_again(
     expect(lost).to_be_hidden()
     with cluster.client() as client:
         txn = client.begin(properties={"name": f"after-{status}"})
+        expect(page.locator(f"#txn-{txn.id}")).to_be_visible()
+
+
+def test_a_coordinator_that_is_frozen_is_noticed_while_its_connection_is_open(
+    visitor: Visitor, cluster: ConsoleCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within half a minute on the clock of the page; and that nothing changes is no reason for it."""
+    monkeypatch.setattr(live, "STILL_EVERY_S", 0.5)
+    visitor.expected = GONE
+    visitor.page.clock.install()
+    page = visitor.open("/transactions?text=nothing-changes-here")
+    lost = page.get_by_text("The coordinator does not answer")
+    for _ in range(3):
+        page.evaluate("new Promise(heard => document.addEventListener('still-here', heard, { once: true }))")
+        page.clock.fast_forward(15_000)
+        expect(lost).to_be_hidden()
+    with cluster.frozen():
+        page.clock.fast_forward(29_000)
+        expect(lost).to_be_visible()
+    page.clock.fast_forward(15_000)
+    expect(lost).to_be_hidden()
+    with cluster.client() as client:
+        txn = client.begin(properties={"name": "nothing-changes-here"})
         expect(page.locator(f"#txn-{txn.id}")).to_be_visible()
 
 

@@ -5,6 +5,7 @@ Method: a browser, and transactions in every state.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 import metatxn
 from metatxn.console import services
-from metatxn.console.pages import overview
+from metatxn.console.pages import hanging, overview
 from metatxn.health import HealthProblem
 from metatxn.words import short_id
 from tests.console.browser import Visitor
@@ -163,9 +164,49 @@ def test_what_hangs_is_named_with_its_cost(visitor: Visitor, life: Life) -> None
     expect(first.get_by_text("readers wait").first).to_be_visible()
     expect(first).to_contain_text(re.compile("orders.*0000-7fff-0", re.DOTALL))
     expect(first).to_contain_text("1 subscription")
+    expect(first).to_contain_text(re.compile(r"\d+ entries, [\d.]+ KiB"))
     expect(page.locator(f"#txn-{life.prepared}")).to_contain_text("behind an earlier one")
     visitor.open("/hanging?age=1h")
     expect(page.get_by_text("No transaction is hanging.")).to_be_visible()
+
+
+def test_what_only_acknowledges_costs_something_and_what_does_nothing_is_left_out(
+    sender: Sender, cluster: ConsoleCluster, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest come first, over all pages."""
+    monkeypatch.setattr(hanging, "EXAMINED_PER_PAGE", 2)
+    monkeypatch.setattr(hanging, "PER_PAGE", 2)
+    client.create_topic("acknowledged", exist_ok=True)
+    client.create_subscription("acknowledged", "s")
+    with client.producer("acknowledged") as producer:
+        for number in range(3):
+            producer.send(number).result()
+    with client.consumer("acknowledged", "s") as consumer:
+        txns = [client.begin(timeout_ms=70_000_000) for _ in range(5)]
+        for txn in txns[1:4]:
+            consumer.acknowledge(consumer.receive_many(1, timeout_s=30), txn)
+        cluster.ahead_ms += 600_000
+        cluster.count_open()
+        try:
+            for show, expected in (("all", txns), ("holding", txns[1:4])):
+                rows = dict(_hanging_rows(sender, f"/hanging?show={show}"))
+                assert [each for each in rows if each in {txn.id for txn in txns}] == [txn.id for txn in expected]
+            assert "1 acknowledged message" in rows[txns[1].id] and "1 subscription" in rows[txns[1].id]
+            assert "acknowledges 1 message on s" in rows[txns[1].id]
+        finally:
+            cluster.ahead_ms -= 600_000
+            for txn in txns:
+                txn.abort()
+
+
+def _hanging_rows(sender: Sender, path: str) -> Iterator[tuple[str, str]]:
+    """The rows of all pages, by transaction, as words."""
+    while path:
+        text = sender.get(path).text
+        for txn_id, row in re.findall(r'<tr id="txn-([0-9a-f]{32})">(.*?)</tr>', text, re.DOTALL):
+            yield txn_id, " ".join(re.sub(r"<[^>]+>", " ", row).split())
+        following = re.search(r'href="/console([^"]+)">Next page', text)
+        path = html.unescape(following[1]) if following else ""
 
 
 def test_what_is_wrong_is_said_with_what_to_do_and_leads_to_it(
@@ -261,5 +302,5 @@ def test_it_is_never_said_that_nothing_is_stuck_where_that_is_not_known(
         raise metatxn.RateLimited("too many requests")
 
     monkeypatch.setattr(overview, "_hanging", refused)
-    shown = sender.get("/").text
-    assert "is not known: too many requests" in shown and "no transaction has been open" not in shown
+    text = sender.get("/").text
+    assert "is not known: too many requests" in text and "no transaction has been open" not in text

@@ -92,7 +92,16 @@ def test_hanging_transactions(ask: Callable[..., Any], cli: Run, topic: str) -> 
     (line,) = [line for line in lines if touched["segment"] in line and txn_id in line]
     assert header.split()[:5] == ["SINCE", "AGE_S", "TXN_ID", "OWNER", "KEY"]
     assert line.split()[3:] == [txn_id, "billing", "-", touched["segment"], "-", touched["after"], "-", "-"]
+    header, *lines = cli("txn", "hanging", "--max-age-ms", "0", "--cost").stdout.splitlines()
+    (line,) = [line for line in lines if touched["segment"] in line and txn_id in line]
+    assert header.split()[-5:] == ["READERS", "ENTRIES", "BYTES", "ACKNOWLEDGED", "SUBSCRIPTIONS"]
+    assert line.split()[-5:-3] == ["wait", "1"] and line.split()[-2:] == ["-", "0"]
+    (found,) = [txn for txn in ask("txn", "hanging", "--max-age-ms", "0", "--cost") if txn["txn_id"] == txn_id]
+    assert found["cost"]["size_bytes"] == found["cost"]["places"][0]["size_bytes"] > 0
     assert txn_id not in cli("txn", "hanging", "--older-than", "1m").stdout
+    idle = ask("txn", "begin", *PATIENT)["txn_id"]
+    holding = {txn["txn_id"] for txn in ask("txn", "hanging", "--max-age-ms", "0", "--holding")}
+    assert txn_id in holding and idle not in holding
     ask("txn", "begin", "--timeout", "10m")
     eventually(lambda: "more than these 1" in cli("txn", "hanging", "--older-than", "0s", "--limit", "1").stderr, True)
     ask("txn", "abort", txn_id)

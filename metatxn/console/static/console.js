@@ -3,6 +3,8 @@
 
 (() => {
   const AGAIN_MS = 2000;
+  const SILENT_MS = 25_000;
+  const LOOK_MS = 1000;
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
   const today = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
@@ -16,10 +18,13 @@
     }
   }
 
+  let heard = performance.now();
+  let stream = null;
+
   function connection(lost) {
     const said = document.getElementById("lost");
     if (said && said.hidden === lost) {
-      document.getElementById("lost-at").textContent = today.format(new Date());
+      document.getElementById("lost-at").textContent = today.format(new Date(performance.timeOrigin + heard));
       said.hidden = !lost;
     }
   }
@@ -31,8 +36,28 @@
     setTimeout(() => part.isConnected && htmx.ajax("GET", url, { source: part }), AGAIN_MS);
   }
 
+  // Also while nothing changes, something is sent every ten seconds. A process that is frozen or cut off closes no
+  // connection: what is not heard of for long is asked again.
+  function hear(event) {
+    heard = performance.now();
+    stream = event.detail?.connection ?? stream;
+    connection(false);
+  }
+
+  document.addEventListener("htmx:sse:after:connection", hear);
+  document.addEventListener("htmx:sse:before:message", hear);
+  document.addEventListener("visibilitychange", () => {
+    heard = performance.now();
+  });
+  setInterval(() => {
+    const follows = document.querySelector("[hx-sse\\:connect]") !== null && !document.hidden;
+    if (follows && performance.now() - heard > SILENT_MS) {
+      connection(true);
+      stream?.reader?.cancel();
+    }
+  }, LOOK_MS);
+
   document.addEventListener("htmx:sse:error", () => connection(true));
-  document.addEventListener("htmx:sse:after:connection", () => connection(false));
   document.addEventListener("htmx:error", (failed) => failed.detail.ctx && askAgain(failed.detail.ctx.sourceElement));
   document.addEventListener("htmx:before:response", (answered) => {
     const { raw } = answered.detail.ctx.response;
