@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
-from metatxn.wire.broker import SegmentDetail, SubscriptionInfo
+from metatxn.paging import Listing
+from metatxn.wire.broker import SegmentDetail, SubscriptionInfo, SubscriptionSummary
 from metatxn.wire.coordinator import HangingTransaction, TouchedSegment
 from metatxn.wire.errors import MetatxnError
 from metatxn.wire.names import topic_of_segment
-
-if TYPE_CHECKING:
-    from metatxn.client import AsyncClient
 
 W = TypeVar("W", bound=Hashable)
 R = TypeVar("R")
@@ -24,6 +22,16 @@ MOST_ASKED_TOPICS = 20
 MOST_ASKED_SUBSCRIPTIONS = 20
 MOST_COUNTED_SUBSCRIPTIONS = 1_000
 """The subscriptions of a topic are counted up to this number."""
+
+
+class BrokerQuestions(Protocol):
+    """What is asked: the part of `AsyncClient` that it needs."""
+
+    async def segment(self, segment: str, *, max_open: int | None = None) -> SegmentDetail: ...
+
+    def subscriptions(self, topic: str, *, limit: int | None = None) -> Listing[SubscriptionSummary]: ...
+
+    async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class _Known:
 
 
 async def hanging_costs(
-    client: AsyncClient, found: Iterable[HangingTransaction], within_s: float | None = None
+    client: BrokerQuestions, found: Iterable[HangingTransaction], within_s: float | None = None
 ) -> list[HangingCost]:
     """What each of these transactions costs, as far as the brokers say so within this time."""
     found = list(found)
