@@ -43,6 +43,12 @@ Layout: epoch 1 uint64, segments 2 SegmentInfo*, brokers 3 SegmentBroker*, contr
 ScalableTopicLookup: session_id 1 uint64, topic 2 string
 ScalableTopicUpdate: session_id 1 uint64, layout 2 Layout, error 3 int32, message 4 string, resolved_topic_name 5 string
 ScalableTopicClose: session_id 1 uint64
+AssignedSegment: segment_id 1 uint64, hash_start 2 uint32, hash_end 3 uint32, segment_topic 4 string
+Assignment: layout_epoch 1 uint64, segments 2 AssignedSegment*
+ScalableTopicSubscribe: request_id 1 uint64, topic 2 string, subscription 3 string, consumer_name 4 string,
+    consumer_id 5 uint64, consumer_type 6 int32
+ScalableTopicSubscribeResponse: request_id 1 uint64, error 2 int32, message 3 string, assignment 4 Assignment
+ScalableTopicAssignmentUpdate: consumer_id 1 uint64, assignment 2 Assignment
 
 Producer: topic 1 string, producer_id 2 uint64, request_id 3 uint64, producer_name 4 string, encrypted 5 bool,
     schema 7 Schema, producer_access_mode 10 int32
@@ -56,14 +62,17 @@ SendError: producer_id 1 uint64, sequence_id 2 uint64, error 3 int32, message 4 
 
 Subscribe: topic 1 string, subscription 2 string, sub_type 3 int32, consumer_id 4 uint64, request_id 5 uint64,
     consumer_name 6 string, durable 8 bool true, start_message_id 9 MessageId, read_compacted 11 bool,
-    initial_position 13 int32
+    initial_position 13 int32, consumer_epoch 19 uint64
 CloseConsumer: consumer_id 1 uint64, request_id 2 uint64
 Flow: consumer_id 1 uint64, message_permits 2 uint32
-Message: consumer_id 1 uint64, message_id 2 MessageId, redelivery_count 3 uint32, ack_set 4 int64*
+Message: consumer_id 1 uint64, message_id 2 MessageId, redelivery_count 3 uint32, ack_set 4 int64*,
+    consumer_epoch 5 uint64
 Ack: consumer_id 1 uint64, ack_type 2 int32, message_ids 3 MessageId*, txnid_least_bits 6 uint64,
     txnid_most_bits 7 uint64, request_id 8 uint64
 AckResponse: consumer_id 1 uint64, txnid_least_bits 2 uint64, txnid_most_bits 3 uint64, error 4 int32,
     message 5 string, request_id 6 uint64
+Redeliver: consumer_id 1 uint64, message_ids 2 MessageId*, consumer_epoch 3 uint64
+Seek: consumer_id 1 uint64, request_id 2 uint64, message_id 3 MessageId, message_publish_time 4 uint64
 ReachedEndOfTopic: consumer_id 1 uint64
 GetLastMessageId: consumer_id 1 uint64, request_id 2 uint64
 GetLastMessageIdResponse: last_message_id 1 MessageId, request_id 2 uint64
@@ -83,15 +92,20 @@ TxnResponse: request_id 1 uint64, txnid_least_bits 2 uint64, txnid_most_bits 3 u
 Command: type 1 int32, connect 2 Connect, connected 3 Connected, subscribe 4 Subscribe, producer 5 Producer,
     send 6 Send, send_receipt 7 SendReceipt, send_error 8 SendError, message 9 Message, ack 10 Ack, flow 11 Flow,
     success 13 Success, error 14 Error, close_producer 15 CloseProducer, close_consumer 16 CloseConsumer,
-    producer_success 17 ProducerSuccess, ping 18 Ping, pong 19 Pong, partition_metadata 21 PartitionMetadata,
+    producer_success 17 ProducerSuccess, ping 18 Ping, pong 19 Pong, redeliver 20 Redeliver,
+    partition_metadata 21 PartitionMetadata,
     partition_metadata_response 22 PartitionMetadataResponse, lookup 23 Lookup, lookup_response 24 LookupResponse,
-    reached_end_of_topic 27 ReachedEndOfTopic, get_last_message_id 29 GetLastMessageId,
+    reached_end_of_topic 27 ReachedEndOfTopic, seek 28 Seek,
+    get_last_message_id 29 GetLastMessageId,
     get_last_message_id_response 30 GetLastMessageIdResponse, ack_response 38 AckResponse, new_txn 50 NewTxn,
     new_txn_response 51 TxnResponse, add_partition_to_txn 52 TxnRequest, add_partition_to_txn_response 53 TxnResponse,
     add_subscription_to_txn 54 TxnRequest, add_subscription_to_txn_response 55 TxnResponse, end_txn 56 EndTxn,
     end_txn_response 57 TxnResponse, tc_client_connect 62 TcClientConnect,
     tc_client_connect_response 63 TcClientConnectResponse, scalable_topic_lookup 70 ScalableTopicLookup,
     scalable_topic_update 71 ScalableTopicUpdate, scalable_topic_close 72 ScalableTopicClose,
+    scalable_topic_subscribe 73 ScalableTopicSubscribe,
+    scalable_topic_subscribe_response 74 ScalableTopicSubscribeResponse,
+    scalable_topic_assignment_update 75 ScalableTopicAssignmentUpdate,
     watch_tc_assignments 79 WatchTcAssignments, watch_tc_assignments_update 80 WatchTcAssignmentsUpdate,
     watch_tc_assignments_close 81 WatchTcAssignmentsClose
 

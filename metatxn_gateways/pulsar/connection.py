@@ -19,6 +19,7 @@ from metatxn_gateways.pulsar.commands import command, read_command
 from metatxn_gateways.pulsar.consumers import Consumers
 from metatxn_gateways.pulsar.coordinators import Coordinators
 from metatxn_gateways.pulsar.lookups import Lookups
+from metatxn_gateways.pulsar.memberships import Memberships
 from metatxn_gateways.pulsar.producers import PulsarProducers
 from metatxn_gateways.pulsar.session import Context, PulsarSession
 
@@ -36,6 +37,7 @@ class PulsarConnection:
         self._session = session = PulsarSession(context, link)
         self._lookups = lookups = Lookups(session)
         self._producers = producers = PulsarProducers(session)
+        self._memberships = memberships = Memberships(session)
         consumers, coordinators = Consumers(session), Coordinators(session)
         self._handlers: dict[str, Callable[[Any], None]] = {
             "ping": self._ping,
@@ -50,6 +52,9 @@ class PulsarConnection:
             "close_consumer": consumers.close,
             "flow": consumers.flow,
             "ack": consumers.ack,
+            "redeliver": consumers.redeliver,
+            "seek": consumers.seek,
+            "scalable_topic_subscribe": memberships.subscribe,
             "get_last_message_id": consumers.last_message_id,
             "watch_tc_assignments": coordinators.watch,
             "watch_tc_assignments_close": coordinators.unwatch,
@@ -107,4 +112,5 @@ class PulsarConnection:
     def _end(self) -> None:
         self._keep_alive.cancel()
         self._lookups.end()
+        self._memberships.end()
         self._session.end()

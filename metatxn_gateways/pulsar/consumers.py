@@ -1,28 +1,39 @@
-"""The consumers of one connection."""
+"""The consumers of one connection: readers, which have no subscription, and subscribers."""
 
 from __future__ import annotations
 
 import asyncio
+import shlex
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError
+from metatxn.wire import errors
+from metatxn_gateways.pulsar.acks import assert_few
+from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, explained, pulsar_code
 from metatxn_gateways.pulsar.commands import command
-from metatxn_gateways.pulsar.names import message_id, segment_parts
+from metatxn_gateways.pulsar.names import message_id, segment_parts, txn_id_of
 from metatxn_gateways.pulsar.readers import PulsarReader, reader_start
 from metatxn_gateways.pulsar.session import PulsarSession, refused
+from metatxn_gateways.pulsar.subscribers import Subscriber
+from metatxn_gateways.pulsar.subscribing import checked_name
 from participants.segment.segment import Segment
 
 NONE = (1 << 64) - 1
 """The number of the ledger and of the entry in the id of a message that does not exist."""
+MAX_CONSUMERS = 10_000
+"""The most consumers of a connection: one for each segment that its programs read."""
 
 
 @dataclass(slots=True)
 class _Consumer:
-    segment: Segment
-    reader: PulsarReader
+    reads: PulsarReader | Subscriber
     running: asyncio.Task[None]
+
+    @property
+    def segment(self) -> Segment:
+        return self.reads.segment
 
 
 class Consumers:
@@ -30,53 +41,151 @@ class Consumers:
         self._session = session
         self._consumers: dict[int, _Consumer] = {}
 
+    # -- coming and going --------------------------------------------------------------------------------------
+
     def subscribe(self, request: Any) -> None:
         self._session.answer(self._subscribed(request), partial(refused, request))
 
     async def _subscribed(self, request: Any) -> bytes:
-        if request.durable:
-            raise PulsarError(PulsarCode.NOT_ALLOWED, "subscriptions are not supported yet: use a checkpoint consumer")
         broker, parts = self._session.context.broker, segment_parts(request.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
-        self._drop(request.consumer_id)
-        wanted = request.start_message_id if request.HasField("start_message_id") else None
-        reader = PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session.link)
-        running = self._session.spawn(self._run(reader))
-        self._consumers[request.consumer_id] = _Consumer(segment, reader, running)
+        await self._drop(request.consumer_id)
+        if len(self._consumers) >= MAX_CONSUMERS:
+            raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection has at most {MAX_CONSUMERS} consumers")
+        if request.durable:
+            self._begin(await self._attached(segment, request))
+        else:
+            wanted = request.start_message_id if request.HasField("start_message_id") else None
+            self._begin(PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session.link))
         return command("success", request_id=request.request_id)
 
-    async def _run(self, reader: PulsarReader) -> None:
-        """Run a reader. Once its segment is no longer served here, the client looks it up again."""
+    async def _attached(self, segment: Segment, request: Any) -> Subscriber:
+        """A new subscriber. Raises SERVICE_NOT_READY while another one has the segment for itself: that one may just be
+        about to close."""
+        name = checked_name(request.consumer_name, "consumer")
+        part = await self._session.context.subscribing.part(segment, request)
         try:
-            await reader.run()
+            number = await part.attached.attach(name)
+        except errors.AlreadyExists as busy:
+            raise PulsarError(PulsarCode.SERVICE_NOT_READY, explained(busy)) from None
+        context, link = self._session.context, self._session.link
+        return Subscriber(request, part, number, link, context.ordered.acknowledged)  # nothing is awaited until it runs
+
+    def _begin(self, reads: PulsarReader | Subscriber) -> None:
+        running = self._session.spawn(self._run(reads))
+        self._consumers[reads.id] = _Consumer(reads, running)
+        if isinstance(reads, Subscriber):
+            # Also if the connection ends before the task has begun. The work of a segment ends with it.
+            running.add_done_callback(lambda _: reads.segment.spawn(reads.detach()))
+
+    async def _run(self, reads: PulsarReader | Subscriber) -> None:
+        """Run a consumer. Once its segment or subscription is no longer served here, the client looks it up again."""
+        try:
+            await reads.run()
         except REFUSALS:
-            self._consumers.pop(reader.id, None)
-            self._session.send(command("close_consumer", consumer_id=reader.id, request_id=0))
+            self._consumers.pop(reads.id, None)
+            self._session.send(command("close_consumer", consumer_id=reads.id, request_id=0))
+
+    def close(self, request: Any) -> None:
+        """Close a consumer. Once that is answered, another one may have its place."""
+        self._session.answer(self._closed(request), partial(refused, request))
+
+    async def _closed(self, request: Any) -> bytes:
+        await self._drop(request.consumer_id)
+        return command("success", request_id=request.request_id)
+
+    async def _drop(self, consumer_id: int) -> None:
+        if (consumer := self._consumers.pop(consumer_id, None)) is None:
+            return
+        consumer.running.cancel()
+        reads = consumer.reads
+        if isinstance(reads, Subscriber):
+            await reads.detach()
+            self._session.context.ordered.closed(reads.part.definition.name, reads.segment.id, reads.name)
+
+    # -- what they ask for -------------------------------------------------------------------------------------
 
     def flow(self, request: Any) -> None:
         if (consumer := self._consumers.get(request.consumer_id)) is not None:
-            consumer.reader.flow(request.message_permits)
+            consumer.reads.flow(request.message_permits)
 
     def ack(self, request: Any) -> None:
-        """Answer an acknowledgement. A reader remembers nothing, but its client acknowledges nevertheless."""
+        """Acknowledge. It is answered if the client asks for that; a reader remembers nothing, but its client
+        acknowledges nevertheless. Raises `MalformedRequest`."""
+        assert_few(request.message_ids)
+        self._session.spawn(self._acknowledged(request))
+
+    async def _acknowledged(self, request: Any) -> None:
+        about: dict[str, Any] = {"consumer_id": request.consumer_id}
+        for name in ("request_id", "txnid_least_bits", "txnid_most_bits"):
+            if request.HasField(name):
+                about[name] = getattr(request, name)
+        try:
+            await self._acknowledge(request)
+        except REFUSALS as error:
+            about |= {"error": int(pulsar_code(error)), "message": explained(error)}
         if request.HasField("request_id"):
-            self._session.send(command("ack_response", consumer_id=request.consumer_id, request_id=request.request_id))
+            self._session.send(command("ack_response", **about))
+
+    async def _acknowledge(self, request: Any) -> None:
+        """Acknowledge. Raises SERVICE_NOT_READY for a consumer that is not there any more."""
+        reads = self._reads(request.consumer_id)
+        if not isinstance(reads, Subscriber):
+            return
+        txn_id = None
+        if request.HasField("txnid_least_bits"):
+            txn_id = txn_id_of(request.txnid_most_bits, request.txnid_least_bits)
+            if txn_id is None:
+                raise PulsarError(PulsarCode.TRANSACTION_NOT_FOUND, "no transaction of this cluster has this id")
+        # It goes on if the connection ends: a client may acknowledge, and close.
+        if (refusal := await reads.segment.finish(_refusal(reads.acknowledge(request, txn_id)))) is not None:
+            raise refusal
+
+    def redeliver(self, request: Any) -> None:
+        """Return messages of a subscriber. Raises `MalformedRequest`."""
+        assert_few(request.message_ids)
+        consumer = self._consumers.get(request.consumer_id)
+        if consumer is not None and isinstance(consumer.reads, Subscriber):
+            self._session.spawn(consumer.reads.redeliver(request))
+
+    def seek(self, request: Any) -> None:
+        self._session.answer(self._sought(request), partial(refused, request))
+
+    async def _sought(self, request: Any) -> bytes:
+        """Move a reader. A subscription is moved as a whole, on all segments at once, and not by one of its
+        consumers."""
+        reads = self._reads(request.consumer_id)
+        if isinstance(reads, Subscriber):
+            names = reads.segment.record.topic, reads.part.definition.name
+            raise PulsarError(
+                PulsarCode.NOT_ALLOWED,
+                f"a subscription is moved on all segments at once: metatxn subscription seek {shlex.join(names)}",
+            )
+        if not request.HasField("message_id"):
+            raise PulsarError(PulsarCode.NOT_ALLOWED, "a reader is moved to a message, not to a time")
+        await self._drop(reads.id)
+        start = reader_start(reads.segment, request.message_id)
+        self._begin(PulsarReader(reads.id, reads.segment, start, self._session.link))
+        return command("success", request_id=request.request_id)
 
     def last_message_id(self, request: Any) -> None:
         self._session.answer(self._last_message_id(request), partial(refused, request))
 
     async def _last_message_id(self, request: Any) -> bytes:
-        consumer = self._consumers.get(request.consumer_id)
-        if consumer is None:
-            raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"there is no consumer {request.consumer_id}")
-        last = await consumer.segment.reader.last_visible()
+        last = await self._reads(request.consumer_id).segment.reader.last_visible()
         place = {"ledger_id": NONE, "entry_id": NONE} if last is None else message_id(last)
         return command("get_last_message_id_response", request_id=request.request_id, last_message_id=place)
 
-    def close(self, request: Any) -> None:
-        self._drop(request.consumer_id)
-        self._session.send(command("success", request_id=request.request_id))
+    def _reads(self, consumer_id: int) -> PulsarReader | Subscriber:
+        consumer = self._consumers.get(consumer_id)
+        if consumer is None:
+            raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"there is no consumer {consumer_id}")
+        return consumer.reads
 
-    def _drop(self, consumer_id: int) -> None:
-        if (consumer := self._consumers.pop(consumer_id, None)) is not None:
-            consumer.running.cancel()
+
+async def _refusal(work: Coroutine[Any, Any, None]) -> Exception | None:
+    try:
+        await work
+    except REFUSALS as error:
+        return error
+    return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError
 from metatxn_gateways.pulsar.commands import command
+from metatxn_gateways.pulsar.layouts import SegmentGraph
 from metatxn_gateways.pulsar.names import own_topic, scalable_topic, segment_parts
 from metatxn_gateways.pulsar.session import PulsarSession
 
@@ -99,10 +100,15 @@ class _Watch:
             command(
                 "scalable_topic_update",
                 session_id=self._id,
-                layout=layout.described(),
+                layout=layout.described() | self._controller(layout),
                 resolved_topic_name=scalable_topic(self._topic),
             )
         )
+
+    def _controller(self, layout: SegmentGraph) -> dict[str, str]:
+        """Where stream consumers ask for their segments, if that is known: see `ordered`."""
+        here = self._session.context.broker.serving(layout.topic.home) is not None
+        return {"controller_url": self._session.context.url()} if here else {}
 
 
 def _not_found(request: Any, code: PulsarCode, message: str) -> bytes:

@@ -30,7 +30,7 @@ class PulsarReader:
 
     def __init__(self, id: int, segment: Segment, start: Position, link: FrameConnection) -> None:
         self.id = id
-        self._segment = segment
+        self.segment = segment
         self._at = start
         self._link = link
         self._left: deque[RawFrame] = deque()
@@ -49,8 +49,8 @@ class PulsarReader:
         while True:
             await self._permitted.wait()
             await self._link.until_writable()
-            changed = self._segment.changed.next()
-            self._segment.assert_serving()
+            changed = self.segment.changed.next()
+            self.segment.assert_serving()
             more = bool(self._left) or await self._read_on()
             self._send()
             if not more and not self._left:
@@ -59,9 +59,9 @@ class PulsarReader:
 
     async def _read_on(self) -> bool:
         """Read on. Returns whether there may be more to read."""
-        at = max(self._at, self._segment.ledgers.start)  # what was trimmed is passed over
+        at = max(self._at, self.segment.ledgers.start)  # what was trimmed is passed over
         try:
-            page = await self._segment.reader.read_committed(at, READ_BYTES)
+            page = await self.segment.reader.read_committed(at, READ_BYTES)
         except errors.PositionTrimmed:
             return True
         self._left.extend(page.frames)
@@ -73,15 +73,15 @@ class PulsarReader:
         while self._left and self._permits > 0:
             frame = self._left.popleft()
             self._permits -= message_count(frame)
-            frames.append(message(self.id, self._segment.id, frame))
-            self._segment.traffic.went_out(message_count(frame), len(frame.data))
+            frames.append(message(self.id, self.segment.id, frame))
+            self.segment.traffic.went_out(message_count(frame), len(frame.data))
         if self._permits <= 0:
             self._permitted.clear()
         if frames:
             self._link.send(*frames)
 
     def _tell_end(self) -> None:
-        if not self._ended and self._segment.ended_at(self._at):
+        if not self._ended and self.segment.ended_at(self._at):
             self._ended = True
             self._link.send([command("reached_end_of_topic", consumer_id=self.id)])
 

@@ -16,7 +16,9 @@ from metatxn.service.versions import require
 from metatxn_gateways.listener import FrameConnection, FrameServer, Handler
 from metatxn_gateways.pulsar.connection import PulsarConnection
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
+from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.session import Context
+from metatxn_gateways.pulsar.subscribing import Subscribing
 from metatxn_gateways.serving import ServingBroker
 
 DEFAULT_PORT = 6650
@@ -63,7 +65,9 @@ class PulsarListener:
         assert broker is not None, "the broker has started"
         await require(self._store, broker.version, Feature.PULSAR)
         transactions = Transactions(self._store, broker.clock)
-        self._context = Context(broker, transactions, self._layouts, lambda: self.url)
+        ordered = OrderedConsumers(broker, self._layouts)
+        self._context = Context(broker, transactions, self._layouts, Subscribing(broker), ordered, lambda: self.url)
+        self._running.callback(ordered.end)
         await self._running.enter_async_context(self._layouts.running())
         await self._server.start()
 

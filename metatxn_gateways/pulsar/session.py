@@ -14,6 +14,8 @@ from metatxn_gateways.listener import FrameConnection
 from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, explained, pulsar_code
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
+from metatxn_gateways.pulsar.ordered import OrderedConsumers
+from metatxn_gateways.pulsar.subscribing import Subscribing
 from participants.broker.broker import Broker
 
 log = structlog.get_logger()
@@ -28,6 +30,8 @@ class Context:
     broker: Broker
     transactions: Transactions
     layouts: SegmentGraphs
+    subscribing: Subscribing
+    ordered: OrderedConsumers
     url: Callable[[], str]
 
 

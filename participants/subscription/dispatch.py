@@ -566,6 +566,18 @@ class Dispatch:
         """What keeps messages from being delivered, only where they are delivered by key."""
         return None
 
+    async def drained(self) -> bool:
+        """Whether everything that the segment will ever contain is acknowledged. If so, that is durable: then the
+        segments that take over may be delivered in order. While it only waits for acknowledgements, the next one
+        notifies `changed`. Raises the store's errors."""
+        if not self.ended:
+            return False
+        if not self._segment.ended_at(self._cursor.mark_delete.last_before):
+            self.refused_more = True
+            return False
+        await self._persist()
+        return True
+
     @property
     def ended(self) -> bool:
         """Whether everything that the segment will ever contain was delivered at least once."""

@@ -9,14 +9,19 @@ import org.apache.pulsar.client.api.v5.Checkpoint;
 import org.apache.pulsar.client.api.v5.CheckpointConsumer;
 import org.apache.pulsar.client.api.v5.Message;
 import org.apache.pulsar.client.api.v5.MessageBuilder;
+import org.apache.pulsar.client.api.v5.MessageId;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.ProducerBuilder;
 import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.QueueConsumer;
+import org.apache.pulsar.client.api.v5.StreamConsumer;
 import org.apache.pulsar.client.api.v5.Transaction;
+import org.apache.pulsar.client.api.v5.config.BackoffPolicy;
 import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
 import org.apache.pulsar.client.api.v5.config.ChunkingPolicy;
 import org.apache.pulsar.client.api.v5.config.CompressionPolicy;
 import org.apache.pulsar.client.api.v5.config.CompressionType;
+import org.apache.pulsar.client.api.v5.config.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.v5.config.TransactionPolicy;
 import org.apache.pulsar.client.api.v5.schema.Schema;
 
@@ -25,6 +30,9 @@ public class Driver {
     private final PulsarClient client;
     private final Map<String, Producer<String>> producers = new HashMap<>();
     private final Map<String, CheckpointConsumer<String>> readers = new HashMap<>();
+    private final Map<String, QueueConsumer<String>> queues = new HashMap<>();
+    private final Map<String, StreamConsumer<String>> streams = new HashMap<>();
+    private final Map<String, Map<String, MessageId>> received = new HashMap<>();
     private final Map<String, Transaction> transactions = new HashMap<>();
 
     Driver(PulsarClient client) {
@@ -81,6 +89,31 @@ public class Driver {
                 return "ok";
             case "read":
                 return shown(readers.get(words[1]).receive(Duration.ofMillis(Long.parseLong(words[2]))));
+            case "queue":
+                queues.put(words[1], queue(words[2], words[3]));
+                return "ok";
+            case "take":
+                return taken(words[1], queues.get(words[1]).receive(Duration.ofMillis(Long.parseLong(words[2]))));
+            case "acknowledge":
+                acknowledge(words);
+                return "ok";
+            case "give back":
+                queues.get(words[1]).negativeAcknowledge(received.get(words[1]).remove(words[2]));
+                return "ok";
+            case "close queue":
+                queues.remove(words[1]).close();
+                return "ok";
+            case "stream":
+                streams.put(words[1], stream(words[2], words[3]));
+                return "ok";
+            case "take in order":
+                return taken(words[1], streams.get(words[1]).receive(Duration.ofMillis(Long.parseLong(words[2]))));
+            case "acknowledge up to":
+                acknowledgeUpTo(words);
+                return "ok";
+            case "close stream":
+                streams.remove(words[1]).close();
+                return "ok";
             default:
                 throw new IllegalArgumentException(Arrays.toString(words));
         }
@@ -128,6 +161,50 @@ public class Driver {
 
     private CheckpointConsumer<String> reader(String topic, Checkpoint from) throws Exception {
         return client.newCheckpointConsumer(Schema.string()).topic(topic).startPosition(from).create();
+    }
+
+    private QueueConsumer<String> queue(String topic, String subscription) throws Exception {
+        return client.newQueueConsumer(Schema.string())
+                .topic(topic)
+                .subscriptionName(subscription)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST)
+                .negativeAckRedeliveryBackoff(BackoffPolicy.exponential(Duration.ofMillis(50), Duration.ofMillis(100)))
+                .subscribe();
+    }
+
+    private StreamConsumer<String> stream(String topic, String subscription) throws Exception {
+        return client.newStreamConsumer(Schema.string())
+                .topic(topic)
+                .subscriptionName(subscription)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST)
+                .subscribe();
+    }
+
+    private String taken(String consumer, Message<String> message) {
+        if (message != null) {
+            received.computeIfAbsent(consumer, name -> new HashMap<>()).put(message.value(), message.id());
+        }
+        return shown(message);
+    }
+
+    /** acknowledge, consumer, value, transaction. */
+    private void acknowledge(String[] words) throws Exception {
+        MessageId id = received.get(words[1]).remove(words[2]);
+        if (words.length > 3) {
+            queues.get(words[1]).acknowledge(id, transactions.get(words[3]));
+        } else {
+            queues.get(words[1]).acknowledge(id);
+        }
+    }
+
+    /** acknowledge up to, consumer, value, transaction. */
+    private void acknowledgeUpTo(String[] words) throws Exception {
+        MessageId id = received.get(words[1]).get(words[2]);
+        if (words.length > 3) {
+            streams.get(words[1]).acknowledgeCumulative(id, transactions.get(words[3]));
+        } else {
+            streams.get(words[1]).acknowledgeCumulative(id);
+        }
     }
 
     private static String shown(Message<String> message) {

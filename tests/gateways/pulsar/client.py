@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from crc32c import crc32c
 
-from metatxn.wire.pulsar_entries import MAGIC
+from metatxn.wire.pulsar_entries import MAGIC, decode_pulsar
+from metatxn_gateways.pulsar.acks import acked_indexes
 from metatxn_gateways.pulsar.commands import MessageMetadata, SingleMessageMetadata, command, read_command
 from metatxn_gateways.pulsar.readers import EARLIEST, LATEST
 
@@ -20,6 +21,16 @@ PATIENCE_S = 20
 """Whoever waits longer has failed."""
 EARLIEST_ID = {"ledger_id": EARLIEST, "entry_id": EARLIEST}
 LATEST_ID = {"ledger_id": LATEST, "entry_id": LATEST}
+
+
+class Delivered(NamedTuple):
+    """A message for a consumer. `times` is how often it was delivered before."""
+
+    consumer: int
+    place: tuple[int, int]
+    index: int
+    value: bytes | None
+    times: int
 
 
 class Refused(Exception):
@@ -180,6 +191,43 @@ class PulsarClient:
             start_message_id=start,
         )
         self.send("flow", consumer_id=number, message_permits=permits)
+
+    async def subscribe(
+        self, segment: str, number: int = 1, name: str = "s", kind: int = 1, permits: int = 1000, **fields: Any
+    ) -> Any:
+        """A consumer with a subscription that begins with the earliest message: 1 is shared, 0 exclusive."""
+        await self.ask(
+            "subscribe",
+            **{"topic": segment, "subscription": name, "sub_type": kind, "consumer_id": number}
+            | {"consumer_name": f"c-{number}", "initial_position": 1}
+            | fields,
+        )
+        if permits:
+            self.send("flow", consumer_id=number, message_permits=permits)
+
+    async def messages(self, count: int) -> list[Delivered]:
+        """The next messages that are delivered, without those that `ack_set` leaves out."""
+        found: list[Delivered] = []
+        while len(found) < count:
+            head, content = await self.next("message")
+            place, times = (head.message_id.ledger_id, head.message_id.entry_id), head.redelivery_count
+            values = [each.value for each in decode_pulsar(content)]
+            left_out = acked_indexes(head.ack_set, len(values)) if head.ack_set else []
+            indexes = [index for index in range(len(values)) if index not in left_out]
+            found += [Delivered(head.consumer_id, place, index, values[index], times) for index in indexes]
+        return found
+
+    async def ack(
+        self,
+        *places: tuple[int, int],
+        number: int = 1,
+        cumulative: bool = False,
+        ack_set: Sequence[int] = (),
+        txn: Mapping[str, int] | None = None,
+    ) -> Any:
+        """Acknowledge entries, or of one the messages whose bits are 0. Raises `Refused`."""
+        ids = [{"ledger_id": ledger, "entry_id": entry, "ack_set": ack_set} for ledger, entry in places]
+        return await self.ask("ack", consumer_id=number, ack_type=int(cumulative), message_ids=ids, **(txn or {}))
 
     async def begin(self, ttl_ms: int = 60_000) -> dict[str, int]:
         begun = await self.ask("new_txn", txn_ttl_millis=ttl_ms, tc_id=0)

@@ -103,6 +103,8 @@ def _lasting(frame: bytes) -> str:
     name, fields, entry = read_command(memoryview(frame))
     for volatile in _VOLATILE.get(name, ()):
         fields.ClearField(volatile)
+    if "assignment" in fields.DESCRIPTOR.fields_by_name:
+        fields.assignment.ClearField("layout_epoch")
     return f"{name}: {str(fields).split()} {bytes(entry)!r}"
 
 

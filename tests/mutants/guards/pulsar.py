@@ -6,7 +6,13 @@ from tests.mutants.mutant import Mutant
 
 _ATTACHED = "participants/subscription/attached.py"
 _DISPATCH = "participants/subscription/dispatch.py"
+_ACKS = "metatxn_gateways/pulsar/acks.py"
+_CONSUMERS = "metatxn_gateways/pulsar/consumers.py"
+_ORDERED = "metatxn_gateways/pulsar/ordered.py"
+_SUBSCRIBERS = "metatxn_gateways/pulsar/subscribers.py"
 _TEST_ATTACHED = "tests/participants/subscription/test_attached.py"
+_TEST_CONSUMING = "tests/gateways/pulsar/test_consuming.py"
+_TEST_ORDERED = "tests/gateways/pulsar/test_ordered.py"
 
 PULSAR = (
     Mutant(
@@ -64,5 +70,85 @@ PULSAR = (
         "            places = [place for place in places if place in held]\n",
         "            pass\n",
         tests=(f"{_TEST_ATTACHED}::test_only_its_own_messages_are_given_back",),
+    ),
+    Mutant(
+        "end-of-a-segment-before-its-acknowledgements",
+        "5.25: the end of a segment is told once everything in it is acknowledged",
+        _DISPATCH,
+        "        if not self._segment.ended_at(self._cursor.mark_delete.last_before):\n",
+        "        if False:\n",
+        tests=(f"{_TEST_CONSUMING}::test_the_end_of_a_sealed_segment_is_told_once_everything_is_acknowledged",),
+    ),
+    Mutant(
+        "children-beside-their-parents",
+        "5.25: a segment is assigned once everything in its parents is acknowledged",
+        _ORDERED,
+        "            if all(parent in ready and parent in done for parent in parents):\n",
+        "            if True:\n",
+        tests=(f"{_TEST_ORDERED}::test_children_are_assigned_once_everything_in_their_parents_is_acknowledged",),
+    ),
+    Mutant(
+        "grandchildren-behind-empty-parents",
+        "5.25: the whole ancestry of a segment is acknowledged before it is assigned",
+        _ORDERED,
+        "            if all(parent in ready and parent in done for parent in parents):\n",
+        "            if all(parent in done for parent in parents):\n",
+        tests=(f"{_TEST_ORDERED}::test_a_grandchild_waits_for_all_that_is_before_it",),
+    ),
+    Mutant(
+        "assigned-by-any-broker",
+        "5.25: the home of a topic assigns its segments",
+        _ORDERED,
+        "            if self._broker.serving(layout.topic.home) is None:\n",
+        "            if False:\n",
+        tests=(f"{_TEST_ORDERED}::test_a_broker_that_is_not_the_home_assigns_nothing",),
+    ),
+    Mutant(
+        "closed-because-it-was-taken-away",
+        "a stream consumer that closes what it was told to close goes on",
+        _ORDERED,
+        "                if segment in member.closing:\n",
+        "                if False:\n",
+        tests=(f"{_TEST_ORDERED}::test_a_segment_that_comes_back_may_still_be_closed",),
+    ),
+    Mutant(
+        "acknowledgement-that-ends-with-its-connection",
+        "5.25: an acknowledgement goes on if its connection ends",
+        _CONSUMERS,
+        "await reads.segment.finish(_refusal(reads.acknowledge(request, txn_id)))",
+        "await _refusal(reads.acknowledge(request, txn_id))",
+        tests=(f"{_TEST_CONSUMING}::test_an_acknowledgement_goes_on_when_its_connection_ends",),
+    ),
+    Mutant(
+        "cumulative-for-others",
+        "5.10: on a shared subscription no consumer acknowledges for the others",
+        _ACKS,
+        """    if cumulative and part.definition.record.type == "shared":\n""",
+        "    if False:\n",
+        tests=(f"{_TEST_CONSUMING}::test_what_is_not_there_is_not_acknowledged",),
+    ),
+    Mutant(
+        "any-number-of-ids",
+        "a command that would keep the event loop busy closes its connection",
+        _ACKS,
+        "    if len(ids) > MAX_IDS:\n",
+        "    if False:\n",
+        tests=(f"{_TEST_CONSUMING}::test_what_is_not_there_is_not_acknowledged",),
+    ),
+    Mutant(
+        "attached-for-ever",
+        "5.10: what a consumer holds returns when its connection ends",
+        _CONSUMERS,
+        "            running.add_done_callback(lambda _: reads.segment.spawn(reads.detach()))\n",
+        "            pass\n",
+        tests=(f"{_TEST_CONSUMING}::test_consumers_share_messages_and_what_one_holds_returns_when_it_goes",),
+    ),
+    Mutant(
+        "delivered-beyond-permits",
+        "a consumer gets as many messages as it has permitted",
+        _SUBSCRIBERS,
+        "            self._permits -= len(each.indexes)\n",
+        "            pass\n",
+        tests=(f"{_TEST_CONSUMING}::test_permits_count_messages_and_an_entry_is_not_cut",),
     ),
 )

@@ -1,0 +1,88 @@
+"""Acknowledgements as Pulsar's clients send them.
+
+    id of an entry              all of its messages; cumulative: everything up to and including them
+    id with an `ack_set`        the messages of the entry whose bits are 0; cumulative: everything up to the last one
+
+The bits are in words of 64, and words of zeros at the end are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from metatxn.wire.position import Position
+from metatxn_gateways.listener import MalformedRequest
+from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError
+from participants.subscription.pending_acks import Ack
+from participants.subscription.segment_subscription import SegmentSubscription
+
+CUMULATIVE = 1
+MAX_IDS = 10_000
+"""The most ids in one command. Clients send up to a thousand."""
+_WORD = 64
+_NOTHING_MORE = 1 << 63
+
+
+def assert_few(ids: Sequence[Any]) -> None:
+    """Raises `MalformedRequest` for more ids than `MAX_IDS`."""
+    if len(ids) > MAX_IDS:
+        raise MalformedRequest(f"a command with {len(ids)} ids of messages, above the limit of {MAX_IDS}")
+
+
+def ack_set_of(indexes: Sequence[int], size: int) -> list[int]:
+    """The bits of these messages of an entry with `size` messages; none for all of them."""
+    if len(indexes) == size:
+        return []
+    words = [0] * (indexes[-1] // _WORD + 1)
+    for index in indexes:
+        words[index // _WORD] |= 1 << index % _WORD
+    return [word - (1 << _WORD) if word >= _NOTHING_MORE else word for word in words]
+
+
+def acked_indexes(ack_set: Sequence[int], size: int) -> list[int]:
+    """The messages of an entry with `size` messages that are acknowledged."""
+    if not ack_set:
+        return list(range(size))
+    return [
+        index
+        for index in range(size)
+        if index // _WORD >= len(ack_set) or not ack_set[index // _WORD] >> index % _WORD & 1
+    ]
+
+
+async def acks_of(part: SegmentSubscription, request: Any, *, inside: bool) -> list[Ack]:
+    """The acknowledgements of a command; `inside` a transaction they count for what is there alone, and outside what
+    was trimmed is passed over, because it is delivered no more.
+
+    Raises NOT_ALLOWED for a message that is not there, and for a cumulative acknowledgement on a shared subscription,
+    which would cover the messages of other consumers.
+    """
+    cumulative = request.ack_type == CUMULATIVE
+    if cumulative and part.definition.record.type == "shared":
+        message = f"subscription {part.definition.name} is shared: acknowledge each message by itself"
+        raise PulsarError(PulsarCode.NOT_ALLOWED, message)
+    if cumulative and len(request.message_ids) != 1:
+        raise PulsarError(PulsarCode.NOT_ALLOWED, "a cumulative acknowledgement names one message")
+    acks: list[Ack] = []
+    for wanted in request.message_ids:
+        position = Position(wanted.ledger_id, wanted.entry_id)
+        if not inside and position <= part.segment.ledgers.start:
+            continue
+        acks += await _acks_of_entry(part, position, wanted.ack_set, cumulative=cumulative)
+    return acks
+
+
+async def _acks_of_entry(
+    part: SegmentSubscription, position: Position, ack_set: Sequence[int], *, cumulative: bool
+) -> list[Ack]:
+    size = await part.size_of(position)
+    if not size:
+        (ack,) = await part.single_acks([(position, 0)], None)  # refused, unless it was left out of its ledger
+        return [ack]
+    indexes = acked_indexes(ack_set, size)
+    if cumulative:
+        return [await part.cumulative_ack(position, indexes[-1], None)] if indexes else []
+    if len(indexes) == size:
+        return [Ack(position)]
+    return await part.single_acks([(position, index) for index in indexes], None)
