@@ -28,7 +28,7 @@ class Delivered(NamedTuple):
 
     consumer: int
     place: tuple[int, int]
-    index: int
+    number: int
     value: bytes | None
     times: int
 
