@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+"""The units of durations."""
+_LENGTH = re.compile(r"([0-9]{1,12})(ms|[smhd])", re.ASCII)
+
 
 def duration(ms: int) -> str:
     """A duration in its two largest units, as people say it: `3d 4h`, `15m 2s`, `8s`."""
@@ -9,6 +15,13 @@ def duration(ms: int) -> str:
     parts = {"d": seconds // 86_400, "h": seconds // 3_600 % 24, "m": seconds // 60 % 60, "s": seconds % 60}
     said = [f"{count}{unit}" for unit, count in parts.items() if count][:2]
     return " ".join(said) or "0s"
+
+
+def milliseconds(text: str) -> int:
+    """The time in a duration such as `500ms`, `90s`, `15m`, `1h` or `2d`. Raises `ValueError` for any other text."""
+    if (found := _LENGTH.fullmatch(text)) is None:
+        raise ValueError(f"{text!r} is not a duration such as 500ms, 90s, 15m, 1h or 2d")
+    return int(found[1]) * MILLISECONDS[found[2]]
 
 
 def short_id(txn_id: str) -> str:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import typer
 
 from metatxn.cli.options import CliError
+from metatxn.words import MILLISECONDS, milliseconds
 
 Number = TypeVar("Number", int, float)
 _AGO = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LENGTH = re.compile(r"([0-9]{1,12})(ms|[smhd])", re.ASCII)
-_MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DURATION_HELP = "a duration such as 500ms, 90s, 15m, 1h or 2d"
 TIME_HELP = "a time such as 2026-11-22T10:00:00Z, or how long ago, such as 90s, 15m, 1h or 2d"
 
@@ -48,14 +48,15 @@ def delivery_time(at: str | None, after: str | None, clock: Callable[[], float] 
 
 def milliseconds_of(option: str, text: str) -> int:
     """The duration that `text` says, such as `10m`. Raises `CliError`, which names the option."""
-    if (found := _LENGTH.fullmatch(text)) is None:
-        raise CliError(f"{option}: {text!r} is not a duration. Give {DURATION_HELP}.")
-    return int(found[1]) * _MILLISECONDS[found[2]]
+    try:
+        return milliseconds(text)
+    except ValueError:
+        raise CliError(f"{option}: {text!r} is not a duration. Give {DURATION_HELP}.") from None
 
 
 def duration_option(ms: int) -> str:
     """The duration as an option takes it, without loss: `7d`, `90m`, `1500ms`."""
-    units = [(name, unit) for name, unit in reversed(_MILLISECONDS.items()) if ms and ms % unit == 0]
+    units = [(name, unit) for name, unit in reversed(MILLISECONDS.items()) if ms and ms % unit == 0]
     name, unit = units[0] if units else ("ms", 1)
     return f"{ms // unit}{name}"
 

@@ -32,6 +32,7 @@ from metatxn.console.pages import (
     transactions,
 )
 from metatxn.console.pages.access import access, audit_lines, token_list
+from metatxn.console.pages.beginning import begin_transaction
 from metatxn.console.pages.cluster import broker_segments, cluster, drain_broker, undrain_broker
 from metatxn.console.pages.producing import produce_message
 from metatxn.console.pages.store import check_store, store_records
@@ -78,6 +79,7 @@ OPEN_CHANGES: dict[str, FormHandler] = {
 }
 """The actions that change only the reader's own session."""
 CHANGES: dict[str, ChangeHandler] = {
+    "/transactions": begin_transaction,
     "/transactions/{txn_id}/commit": ending.commit_transaction,
     "/transactions/{txn_id}/abort": ending.abort_transaction,
     "/hanging/abort": ending.abort_chosen,

@@ -11,9 +11,20 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.names import topic_of_segment
 from metatxn.words import count_text, duration, short_id, size_text
 
+FIELDS = {
+    "after": "After position",
+    "as": "Download as",
+    "at": "Time",
+    "kind": "Value is",
+    "older": "Begun",
+    "timeout_ms": "Is aborted after",
+    "txn_id": "Transaction",
+}
+"""The names on a page of fields that have another name there than in a request."""
 _FIELD = re.compile(r"[\w.]+:", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,6 +63,19 @@ def time_tag(at_ms: int | None) -> str | Markup:
 
 def ago(at_ms: int | None, now_ms: int) -> str:
     return "–" if at_ms is None else span(max(0, now_ms - at_ms))
+
+
+def error_text(error: MetatxnError) -> str:
+    """What is wrong, with the name that a field has on the page."""
+    field = error.members.get("field")
+    rest = error.detail.removeprefix(f"{field}: ")
+    return error.detail if rest == error.detail or field not in FIELDS else f"{FIELDS[field]}: {rest}"
+
+
+def next_step(error: MetatxnError) -> str:
+    """What to do about an error. What programs are told about a field says nothing to a person."""
+    default = isinstance(error, InvalidArgument) and error.action == InvalidArgument.action
+    return "" if default else error.action
 
 
 def path_part(text: str) -> str:
@@ -100,6 +124,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "ago": ago,
     "coded": coded,
     "count": count,
+    "error_text": error_text,
+    "next_step": next_step,
     "part": path_part,
     "plain_topic": plain_topic,
     "plural": plural,

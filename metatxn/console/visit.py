@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -25,6 +26,9 @@ STATUS_TIMEOUT_S = 9.0
 """The same for the status of a service, which waits three seconds for the metadata store: a request that may be
 repeated has half of its time for an answer."""
 CHANGE_TIMEOUT_S = 30.0
+TIMES = "Write it as 2026-03-02 09:04, in your own zone, or as 2026-03-02T09:04:00Z."
+FORM_HEADER = "metatxn-form"
+GO_HEADER = "metatxn-go"
 THEME = "metatxn-theme"
 SAID = "metatxn-said"
 THEMES = ("auto", "light", "dark")
@@ -38,6 +42,17 @@ NAVIGATION = (
 FOR_ADMINISTRATORS = ("/hanging", "/keys")
 Values = Mapping[str, Any]
 """What a template shows, by name."""
+
+
+def time_of_form(field: str, text: str) -> datetime:
+    """The time in a field. The script of the page adds the zone of its reader, where the text has none."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise metatxn.InvalidArgument(f"{field}: {text!r} is not a time. {TIMES}", action="", field=field) from None
+    if found.tzinfo is None:
+        raise metatxn.InvalidArgument(f"{field}: {text!r} has no time zone. {TIMES}", action="", field=field)
+    return found
 
 
 class SentForm(dict[str, str]):
@@ -127,6 +142,12 @@ class Visit:
             return error
         return metatxn.StoreUnavailable(f"the metadata store: {away.text}", action=STORE_ACTION)
 
+    @property
+    def by_script(self) -> bool:
+        """Whether the script of a page has sent this form. It goes to the next page itself; if there is an error, it
+        stays on the page of the form, with all that was typed, and shows the alert of the answer."""
+        return FORM_HEADER in self.request.headers
+
     def query(self, name: str) -> str:
         """A parameter of the query, without the space around it; empty if it is not there."""
         return self.request.query_params.get(name, "").strip()
@@ -192,7 +213,7 @@ class Visit:
 
     def done(self, done: MadeChange) -> Response:
         """Go to a page that says so. The sentence travels in a cookie that is taken away there."""
-        response = RedirectResponse(done.url, 303)
+        response = Response(headers={GO_HEADER: done.url}) if self.by_script else RedirectResponse(done.url, 303)
         set_cookie(self.request, response, SAID, quote(done.said[:LONGEST_SAID]), max_age_s=60)
         return response
 

@@ -166,7 +166,7 @@ def test_messages_are_found_by_their_time(sender: Sender, client: metatxn.Client
         ("show=secrets", 422, "show"),
         ("after=here", 422, "after"),
         ("after=999:0", 422, "after"),
-        ("at=yesterday", 422, "at: "),
+        ("at=yesterday", 422, "Time: &#39;yesterday&#39; is not a time"),
         ("at=2026-01-01", 422, "time zone"),
         ("after=1:0&skip=-1", 422, "skip"),
         ("where=amount", 422, "where: it ends where"),
@@ -297,6 +297,42 @@ def test_messages_are_produced_also_inside_a_transaction(
     (first, second) = client.reader("produced")
     assert (first.key, first.value, first.properties) == ("7", {"by": "hand"}, {"a": "1", "b": "x=y"})
     assert (second.key, second.value) == (None, b"\x00\xff")
+
+
+def test_what_was_typed_stays_when_it_is_refused(visitor: Visitor, client: metatxn.Client) -> None:
+    """The reason is in the form, in the words of the page, and a time is one in the zone of the reader."""
+    visitor.expected = "status of 4(09|22)"
+    client.create_topic("typed", schema=pa.schema([pa.field("id", pa.int64())]))
+    page = visitor.open("/topics/typed/messages?show=all")
+    page.get_by_text("Produce a message").click()
+    form = page.locator(".produce form")
+    form.get_by_label("Key").fill("7")
+    form.get_by_label("Value", exact=True).fill('{"id": "seven"}')
+    form.get_by_role("button", name="Produce").click()
+    expect(form.get_by_role("alert")).to_contain_text("seven")
+    expect(form.get_by_label("Value", exact=True)).to_have_value('{"id": "seven"}')
+    form.get_by_label("Value", exact=True).fill('{"id": 7}')
+    form.get_by_role("button", name="Produce").click()
+    expect(page.get_by_text("The message is stored at 1:0.")).to_be_visible()
+    assert [each.key for each in client.reader("typed")] == ["7"]
+    filters = page.locator("form.filters")
+    for label, wrong, words in (
+        ("Where", "id >", "where: it ends where"),
+        ("After position", "here", "After position: "),
+        ("From time", "yesterday", "Time: 'yesterday' is not a time. Write it as 2026-03-02 09:04, in your own zone"),
+    ):
+        filters.get_by_label(label).fill(wrong)
+        filters.get_by_role("button", name="Show").click()
+        expect(filters.get_by_role("alert")).to_contain_text(words)
+        expect(filters.get_by_label(label)).to_have_value(wrong)
+        expect(filters.get_by_label(label)).to_be_focused()
+        assert "Correct the named field" not in filters.inner_text() and "datetime" not in filters.inner_text()
+        filters.get_by_label(label).fill("")
+    filters.get_by_label("From time").fill("2100-01-01 00:00")
+    filters.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile("at=2099-12-31T15%3A00%3A00"))
+    expect(page.get_by_text("There are no messages here.")).to_be_visible()
+    expect(filters.get_by_label("From time")).to_have_value("2100-01-01 00:00")
 
 
 @pytest.mark.parametrize(

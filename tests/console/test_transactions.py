@@ -91,6 +91,35 @@ def test_the_list_follows_what_begins(visitor: Visitor, cluster: ConsoleCluster)
         expect(page.locator(f"#txn-{txn.id}").get_by_text("committed")).to_be_visible()
 
 
+def test_one_is_begun_by_hand_for_messages_of_ones_own(
+    visitor: Visitor, cluster: ConsoleCluster, client: metatxn.Client
+) -> None:
+    client.create_topic("by-hand", exist_ok=True)
+    visitor.expected = "status of 422"
+    page = visitor.open("/transactions")
+    page.get_by_text("Begin a transaction by hand").click()
+    page.get_by_label("Is aborted after").fill("soon")
+    page.get_by_label("Properties").fill("job=correction")
+    page.get_by_role("button", name="Begin").click()
+    expect(page.get_by_role("alert")).to_contain_text("Is aborted after: 'soon' is not a duration")
+    page.get_by_label("Is aborted after").fill("1h")
+    page.get_by_role("button", name="Begin").click()
+    expect(page.get_by_text("Messages can be produced inside it")).to_be_visible()
+    expect(page.locator(".facts")).to_contain_text("correction")
+    txn_id = page.url.rpartition("/")[2]
+    header = client.attach(txn_id).refresh()
+    assert header.state == "OPEN" and (header.deadline_ms or 0) - (header.created_ms or 0) >= 3_600_000
+    assert cluster.recorded[-1] == ("console.transaction.begin", {"txn_id": txn_id}, 200)
+    page = visitor.open("/topics/by-hand/messages?show=all")
+    page.get_by_text("Produce a message").click()
+    page.get_by_label("Value", exact=True).fill("1")
+    page.get_by_label("Transaction").fill(short_id(txn_id))
+    page.get_by_role("button", name="Produce").click()
+    expect(page.locator("tbody tr")).to_contain_text("undecided")
+    client.attach(txn_id).commit()
+    expect(page.locator("tbody tr")).to_contain_text("readable")
+
+
 def test_one_transaction_is_told_as_a_story(visitor: Visitor, cluster: ConsoleCluster) -> None:
     """While it is open, and as it ends."""
     with cluster.client() as client:

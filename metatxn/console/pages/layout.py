@@ -9,6 +9,7 @@ import metatxn
 from metatxn.console.pages.topics import PATH
 from metatxn.console.visit import MadeChange, SentForm, Visit
 from metatxn.wire.policies import DEFAULTS
+from metatxn.words import milliseconds
 
 
 async def create_topic(visit: Visit, form: SentForm) -> MadeChange:
@@ -34,7 +35,7 @@ async def change_policy(visit: Visit, form: SentForm) -> MadeChange:
     if name not in DEFAULTS:
         raise metatxn.InvalidArgument(f"setting: there is no setting {name!r}", field="setting")
     text = form.get("value", "").strip()
-    value = (_number(form, "value") if isinstance(DEFAULTS[name], int) else text) if text else None
+    value = _setting(name, text) if text else None
     with visit.recording("policy.change", {"topic": topic}, **{name: value}):
         await visit.client.set_topic_policy(topic, **{name: value})
     said = f"{name} is {value}." if text else f"The topic no longer has a value for {name}."
@@ -80,6 +81,17 @@ def _given(form: SentForm, name: str) -> str:
     if not value:
         raise metatxn.InvalidArgument(f"{name}: a value is missing", field=name)
     return value
+
+
+def _setting(name: str, text: str) -> int | str:
+    """The value of a setting: a text, a number, or a time, which may be given as a duration such as `7d`."""
+    if not isinstance(DEFAULTS[name], int):
+        return text
+    try:
+        return milliseconds(text) if name.endswith("_ms") and not text.lstrip("-").isdigit() else int(text)
+    except ValueError:
+        what = "a time: write 7d, 12h, 30m or milliseconds" if name.endswith("_ms") else "a whole number"
+        raise metatxn.InvalidArgument(f"value: {text!r} is not {what}", field="value") from None
 
 
 def _number(form: SentForm, name: str) -> int | None:

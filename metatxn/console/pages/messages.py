@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,7 +15,7 @@ from metatxn.console.downloads import DOWNLOADS, download
 from metatxn.console.live import is_live
 from metatxn.console.looking import FoundMessage, LookedThrough, PageStart, WantedMessages, look_through
 from metatxn.console.values import cell_text
-from metatxn.console.visit import Values, Visit
+from metatxn.console.visit import Values, Visit, time_of_form
 from metatxn.console.where import VALUE_COLUMN, parsed_where
 from metatxn.topics import arrow_schema
 from metatxn.wire.broker import SegmentDetail, TopicInfo
@@ -65,7 +64,9 @@ class MessageRow:
 
 async def messages(visit: Visit) -> Response:
     asked = await _asked(visit)
-
+    if visit.by_script:  # it asks whether the page can be shown
+        await _place(visit, asked, await visit.client.segment(asked.segment, max_open=0))
+        return Response()
     offered = {} if is_live(visit.request) else await _offered(visit, asked)
     seen: tuple[object, Values] = None, {}
 
@@ -126,12 +127,8 @@ async def _place(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart
             raise metatxn.InvalidArgument(f"skip: {skip!r} is not a number of messages", field="skip")
         return PageStart(after, int(skip))
     if at := visit.query("at"):
-        try:
-            return PageStart(
-                Position.parse((await visit.client.position_at(asked.segment, datetime.fromisoformat(at))).after)
-            )
-        except ValueError:
-            raise metatxn.InvalidArgument(f"at: {at!r} is not a time like 2026-03-02T09:04:00Z", field="at") from None
+        found = await visit.client.position_at(asked.segment, time_of_form("at", at))
+        return PageStart(Position.parse(found.after))
     last, first = Position.parse(detail.last_position), Position.parse(detail.first_position).before
     return PageStart(max(Position(last.ledger, max(last.entry - _latest(asked.wanted, detail), -1)), first))
 

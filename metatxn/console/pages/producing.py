@@ -13,7 +13,7 @@ from metatxn.words import short_id
 async def produce_message(visit: Visit, form: SentForm) -> MadeChange:
     """Publish one message. Inside a transaction no one reads it before that is committed."""
     topic, txn_id = visit.part("topic"), form.get("txn", "").strip()
-    value, properties = _value(form), _properties(form.get("properties", ""))
+    value, properties = _value(form), properties_of_form(form)
     txn = visit.client.attach(txn_id.rjust(32, "0")) if txn_id else None
     about = {"topic": (await visit.client.topic(topic)).name, **({"txn_id": txn.id} if txn is not None else {})}
     with visit.recording("message.produce", about):
@@ -56,10 +56,10 @@ def _refused(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _properties(text: str) -> dict[str, str]:
+def properties_of_form(form: SentForm) -> dict[str, str]:
     """The properties, one on each line, as in `name=value`."""
     found: dict[str, str] = {}
-    for line in filter(None, map(str.strip, text.splitlines())):
+    for line in filter(None, map(str.strip, form.get("properties", "").splitlines())):
         name, sign, value = line.partition("=")
         if not sign:
             problem = f"properties: {line[:40]!r} is not of the form name=value"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 import metatxn
 from metatxn.console.pages.subscriptions import may_consume, subscription_url
-from metatxn.console.visit import CHANGE_TIMEOUT_S, MadeChange, SentForm, Visit
+from metatxn.console.visit import CHANGE_TIMEOUT_S, MadeChange, SentForm, Visit, time_of_form
 from metatxn.consumer import SeekTarget
 from metatxn.words import count_text
 
@@ -28,6 +27,8 @@ async def preview(visit: Visit) -> Response:
     """The page that shows a move before it is made. What the move would do follows in its place."""
     place = {"to": visit.query("to"), "at": visit.query("at")}
     _, revision = _target(place)
+    if visit.by_script:  # it asks whether the page can be shown
+        return Response()
     topic = await visit.client.topic(visit.part("topic"))
     url = subscription_url(topic.name, visit.part("subscription"))
     return visit.page(
@@ -103,7 +104,7 @@ def _target(place: Mapping[str, str]) -> tuple[SeekTarget | None, int | None]:
         case "latest":
             return "latest", None
         case "time":
-            return _time(place["at"]), None
+            return time_of_form("at", place["at"]), None
         case "revision":
             return None, _revision(place["at"])
     raise metatxn.InvalidArgument(f"to: {place['to']!r} is not earliest, latest, time or revision", field="to")
@@ -114,14 +115,3 @@ def _revision(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise metatxn.InvalidArgument(f"at: {text!r} is not a revision: give a number, such as 4711", field="at")
     return int(text)
-
-
-def _time(text: str) -> datetime:
-    """Raises `InvalidArgument`, also for one without a time zone."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise metatxn.InvalidArgument(f"at: {text!r} is not a time like 2026-03-02T09:04:00Z", field="at") from None
-    if found.tzinfo is None:
-        raise metatxn.InvalidArgument(f"at: {text!r} has no time zone: add Z for UTC", field="at")
-    return found

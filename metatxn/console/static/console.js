@@ -75,6 +75,90 @@
     showTimes(document);
   });
 
+  // A form is sent without leaving its page: if it is refused, what was typed stays, and the reason is shown in it.
+  // What is sent without scripts, or again and again with the live part of a page, gets a page as its answer.
+  const SENT = "main form[method=post]:not([action$='/sign-in']), main form[data-asks]";
+  const NO_ANSWER = "The coordinator does not answer. Whether it has done this is not known: look before you send it again.";
+
+  function refuse(form, alert) {
+    form.querySelector(":scope > [role=alert]")?.remove();
+    form.prepend(alert);
+    const field = alert.dataset.field ? form.elements.namedItem(alert.dataset.field) : null;
+    if (field instanceof HTMLElement) {
+      field.setAttribute("aria-invalid", "true");
+      field.focus();
+    }
+    alert.scrollIntoView({ block: "nearest" });
+  }
+
+  function alertOf(text) {
+    const found = new DOMParser().parseFromString(text, "text/html").querySelector("[role=alert]");
+    const alert = document.adoptNode(found ?? document.createElement("div"));
+    alert.className = "problem";
+    alert.setAttribute("role", "alert");
+    alert.textContent ||= found ? "" : text.slice(0, 300);
+    return alert;
+  }
+
+  async function send(form, submitter) {
+    const data = new URLSearchParams(new FormData(form, submitter));
+    const asks = form.method === "get";
+    const url = asks ? `${form.action}?${data}` : submitter?.hasAttribute("formaction") ? submitter.formAction : form.action;
+    for (const field of form.querySelectorAll("[aria-invalid]")) {
+      field.removeAttribute("aria-invalid");
+    }
+    submitter?.setAttribute("aria-busy", "true");
+    try {
+      const headers = { "metatxn-form": "1" };
+      const answer = await fetch(url, { method: form.method, headers, ...(asks ? {} : { body: data }) });
+      if (answer.redirected) {
+        location.reload(); // the token is not accepted any more
+      } else if (answer.ok) {
+        location.assign(answer.headers.get("metatxn-go") ?? url);
+      } else {
+        refuse(form, alertOf(await answer.text()));
+      }
+    } catch {
+      refuse(form, alertOf(NO_ANSWER));
+    } finally {
+      submitter?.removeAttribute("aria-busy");
+    }
+  }
+
+  document.addEventListener("submit", (submit) => {
+    const form = submit.target;
+    if (form.matches(SENT) && !form.closest("[hx-sse\\:connect]")) {
+      submit.preventDefault();
+      if (submit.submitter?.getAttribute("aria-busy") !== "true") {
+        send(form, submit.submitter);
+      }
+    }
+  });
+
+  // Times are typed and shown in the reader's zone; the address of a page has them in UTC.
+  const WITHOUT_ZONE = /^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?$/;
+  const WITH_ZONE = /^\d{4}-\d\d-\d\dT.*(Z|[+-]\d\d:\d\d)$/;
+
+  document.addEventListener("formdata", (sent) => {
+    for (const field of sent.target.querySelectorAll("[data-zone]")) {
+      const text = field.value.trim();
+      if (WITHOUT_ZONE.test(text)) {
+        const at = new Date(text.length > 10 ? text.replace(" ", "T") : `${text}T00:00`);
+        sent.formData.set(field.name, Number.isNaN(at.getTime()) ? text : at.toISOString());
+      }
+    }
+  });
+
+  function showZones() {
+    for (const field of document.querySelectorAll("[data-zone]")) {
+      const at = new Date(field.value);
+      if (WITH_ZONE.test(field.value) && !Number.isNaN(at.getTime())) {
+        const local = new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString();
+        field.value = local.slice(0, 23).replace("T", " ").replace(/(:00)?\.000$/, "");
+      }
+    }
+  }
+
   document.addEventListener("click", (click) => {
     const copied = click.target.closest("[data-copy]");
     if (copied) {
@@ -102,4 +186,5 @@
   });
 
   showTimes(document);
+  showZones();
 })();
