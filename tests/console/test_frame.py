@@ -12,12 +12,14 @@ import re
 import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
+from starlette.requests import Request
 from starlette.routing import compile_path
 
 import metatxn
 from benchmarks import console as console_benchmark
 from metatxn.console import live, visit
 from metatxn.console.app import OPEN_PAGES, PAGES
+from metatxn.console.sessions import is_secure
 from metatxn.service import known_cluster
 from tests.console.browser import DESKTOP, GONE, PHONE, Visitor, dark_violations, is_too_wide, violations
 from tests.console.cluster import ConsoleCluster
@@ -191,15 +193,6 @@ def test_a_store_that_is_away_is_named_and_no_service_is_blamed(
     expect(page.get_by_text("The metadata store is memory")).to_be_visible()
 
 
-def test_the_keyboard_is_enough(visitor: Visitor) -> None:
-    """The first key leads to the content, and each stop can be seen."""
-    page = visitor.open()
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
-
-
 def test_colours_are_those_that_were_chosen(visitor: Visitor) -> None:
     page = visitor.open()
     expect(page.locator("html")).to_have_attribute("data-theme", "auto")
@@ -235,6 +228,20 @@ def test_a_part_of_a_page_never_shows_the_page_on_which_to_sign_in(stranger: Vis
     page = sign_in(stranger, secured.tokens["root"])
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     expect(page.get_by_role("heading", name="Overview")).not_to_be_visible()
+
+
+def test_cookies_are_for_tls_alone_where_the_browser_has_come_over_tls(cluster: ConsoleCluster) -> None:
+    """TLS may end at a proxy, which says so. Without TLS a browser would not send such a cookie back."""
+    for headers, secure in (
+        ({}, False),
+        ({"x-forwarded-proto": "http"}, False),
+        ({"x-forwarded-proto": "https"}, True),
+    ):
+        for path in ("/sign-in", "/topics"):
+            answer = httpx.get(f"{cluster.url}/console{path}", headers=headers)
+            assert ("Secure" in answer.headers["set-cookie"]) == secure, (path, headers)
+    scope = {"type": "http", "scheme": "https", "server": ("host", 443), "path": "/", "headers": []}
+    assert is_secure(Request(scope)) and not is_secure(Request({**scope, "scheme": "http"}))
 
 
 UNKNOWN = "mtx_0000000000000000_" + "0" * 64

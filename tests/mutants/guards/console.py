@@ -49,6 +49,14 @@ CONSOLE = (
         tests=(f"{_FRAME}::test_a_store_that_is_away_is_named_and_no_service_is_blamed",),
     ),
     Mutant(
+        "cookie-without-tls",
+        "a cookie that was set over TLS is never sent without it",
+        "metatxn/console/sessions.py",
+        "secure=is_secure(request)",
+        "secure=False",
+        tests=(f"{_FRAME}::test_cookies_are_for_tls_alone_where_the_browser_has_come_over_tls",),
+    ),
+    Mutant(
         "form-from-anywhere",
         "a change is made only if a page of this session has asked for it",
         _APP,
