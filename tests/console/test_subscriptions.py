@@ -186,7 +186,7 @@ def test_transactions_in_the_way_are_named_and_aborted_only_if_asked_for(
     ("path", "fields", "status", "words"),
     [
         ("seek", {}, 422, "is not earliest, latest, time or revision"),
-        ("seek", {"to": "time", "at": "soon"}, 422, "is not a time like"),
+        ("seek", {"to": "time", "at": "soon"}, 422, "is not a time"),
         ("seek", {"to": "time", "at": "2026-03-02T09:04:00"}, 422, "has no time zone"),
         ("seek", {"to": "revision", "at": "-1"}, 422, "is not a revision"),
         ("seek", {"to": "revision", "at": "9" * 15}, 422, "in the future"),
