@@ -17,7 +17,7 @@ def duration(ms: int) -> str:
     return " ".join(said) or "0s"
 
 
-def milliseconds(text: str) -> int:
+def parsed_duration(text: str) -> int:
     """The time in a duration such as `500ms`, `90s`, `15m`, `1h` or `2d`. Raises `ValueError` for any other text."""
     if (found := _LENGTH.fullmatch(text)) is None:
         raise ValueError(f"{text!r} is not a duration such as 500ms, 90s, 15m, 1h or 2d")

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 import metatxn
-from metatxn.cli.columns import columns_text, parsed_columns
 from metatxn.cli.options import CliError, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_rows, when
-from metatxn.cli.topic import TopicArgument
+from metatxn.cli.topic import TopicArgument, columns_option
+from metatxn.columns import columns_text
 from metatxn.wire.broker import TopicSchema
 from metatxn.wire.schemas import SchemaInfo
 
@@ -126,7 +126,7 @@ def _wanted(
     if (schema is not None) == bool(add or drop):
         raise CliError("Give all columns with --schema, or changes with --add and --drop, but not both.")
     if schema is not None:
-        return parsed_columns("--schema", schema), None
+        return columns_option("--schema", schema), None
     found = client.schema(topic)
     fields = list(found.topic_schema.fields or []) if found.topic_schema is not None else []
     for name in drop or ():
@@ -134,7 +134,7 @@ def _wanted(
             raise CliError(f"--drop: {topic} has no column {name!r}.")
         fields = [field for field in fields if field.name != name]
     for column in add or ():
-        fields += parsed_columns("--add", column).fields or ()
+        fields += columns_option("--add", column).fields or ()
     if not fields:
         raise CliError("--drop: no column would be left. A topic with a schema has at least one.")
     return TopicSchema(fields=fields), found.version

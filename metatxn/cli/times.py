@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import typer
 
 from metatxn.cli.options import CliError
-from metatxn.words import MILLISECONDS, milliseconds
+from metatxn.words import MILLISECONDS, parsed_duration
 
 Number = TypeVar("Number", int, float)
 _AGO = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
@@ -49,7 +49,7 @@ def delivery_time(at: str | None, after: str | None, clock: Callable[[], float] 
 def milliseconds_of(option: str, text: str) -> int:
     """The duration that `text` says, such as `10m`. Raises `CliError`, which names the option."""
     try:
-        return milliseconds(text)
+        return parsed_duration(text)
     except ValueError:
         raise CliError(f"{option}: {text!r} is not a duration. Give {DURATION_HELP}.") from None
 

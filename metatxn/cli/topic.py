@@ -16,7 +16,6 @@ import typer
 
 import metatxn
 from metatxn.cli.blockers import Blocker, blockers, details, print_blockers, say_what_holds_back
-from metatxn.cli.columns import columns_text, parsed_columns
 from metatxn.cli.completion import complete_segment, complete_subscription, complete_topic, complete_txn
 from metatxn.cli.consent import ConsentOptions, check_administers, counted, takes_consent
 from metatxn.cli.following import FollowingNote
@@ -35,7 +34,8 @@ from metatxn.cli.policy import SettingOptions, agreed, show_policy, takes_settin
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, TIME_HELP, delivery_time, time_of
 from metatxn.cli.txn import full_id, named_values
-from metatxn.wire.broker import ReadHoldInfo, SegmentDetail, TopicCount, TopicInfo
+from metatxn.columns import columns_text, parsed_columns
+from metatxn.wire.broker import ReadHoldInfo, SegmentDetail, TopicCount, TopicInfo, TopicSchema
 from metatxn.wire.names import TopicFormat, topic_of_segment
 from metatxn.words import short_id, size_text
 
@@ -90,9 +90,17 @@ def create(
 ) -> None:
     """Create a topic."""
     chosen: TopicFormat | None = format.value if format is not None else None
-    columns = parsed_columns("--schema", schema) if schema is not None else None
+    columns = columns_option("--schema", schema) if schema is not None else None
     with session.connect() as client:
         show_topic(session, client.create_topic(topic, segments, columns, format=chosen))
+
+
+def columns_option(option: str, text: str) -> TopicSchema:
+    """The columns that an option names. Raises `CliError`, which names it."""
+    try:
+        return parsed_columns(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}") from error
 
 
 @app.command("list", epilog="Example: metatxn topic list -o json")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from markupsafe import Markup, escape
 
@@ -65,7 +65,7 @@ def ago(at_ms: int | None, now_ms: int) -> str:
     return "–" if at_ms is None else span(max(0, now_ms - at_ms))
 
 
-def error_text(error: MetatxnError) -> str:
+def wrong_text(error: MetatxnError) -> str:
     """What is wrong, with the name that a field has on the page."""
     field = error.members.get("field")
     rest = error.detail.removeprefix(f"{field}: ")
@@ -124,7 +124,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "ago": ago,
     "coded": coded,
     "count": count,
-    "error_text": error_text,
+    "wrong_text": wrong_text,
     "next_step": next_step,
     "part": path_part,
     "plain_topic": plain_topic,
@@ -138,4 +138,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "span": span,
     "time": time_tag,
     "topic_of": topic_of,
+    "unescaped": unquote,
 }

@@ -7,7 +7,9 @@ Method: one visit in a browser to each page, and forms that are sent without one
 from __future__ import annotations
 
 import html
+import json
 import re
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
@@ -37,6 +39,7 @@ def test_a_broker_is_shown_with_its_load_drained_and_undrained(
     page = visitor.open("/cluster")
     row = page.get_by_role("region", name="Brokers").get_by_role("row").filter(has_text=broker.url)
     expect(row).to_contain_text("serving")
+    expect(row).to_contain_text(re.compile(r"\d+ %of [\d.]+ [KMGT]iB"))
     row.get_by_role("link", name=str(client.broker(broker.id).segments), exact=True).click()
     expect(page.get_by_role("heading", name=f"Broker {broker.id}")).to_be_visible()
     shown = page.get_by_role("table").get_by_role("row")
@@ -71,6 +74,22 @@ def test_records_are_read_page_by_page(visitor: Visitor, cluster: ConsoleCluster
         assert {*seen} >= {record.key for record in client.stored_records("/topic/")}
         assert "There are no records with such keys." in sender.get("/cluster/store?prefix=/nothing").text
         assert sender.get("/cluster/store?prefix=txn").status_code == 422
+
+
+def test_a_long_record_is_shown_whole_and_its_key_decoded(sender: Sender, cluster: ConsoleCluster) -> None:
+    key = f"/for-a-test/{quote('public/default/long', safe='')}"
+    cluster.write({key: json.dumps({"text": "x" * 5_000, "end": "here"}).encode(), f"{key}er": b"{}"})
+    try:
+        shown = sender.get(f"/cluster/store?prefix={quote(key, safe='')}x").text
+        assert "There are no records" in shown
+        shown = sender.get("/cluster/store?prefix=/for-a-test/").text
+        (url,) = re.findall(r'href="/console([^"]+)">Show all of it', shown)
+        assert "here" not in shown.partition(html.escape(key))[2].partition("</details>")[0]
+        whole = sender.get(html.unescape(url)).text
+        assert "&#34;end&#34;: &#34;here&#34;" in whole and "/for-a-test/public/default/long<" in whole
+        assert "Show all of it" not in whole and len(whole) < 200_000
+    finally:
+        cluster.write({key: None, f"{key}er": None})
 
 
 def test_the_store_is_checked_while_somebody_looks(

@@ -177,6 +177,17 @@ def test_names_that_are_meant_to_do_harm_are_only_names(visitor: Visitor, life: 
     assert page.locator("main img, main script").count() == 0
 
 
+def test_one_of_somebody_else_says_who_can_end_it(secured: Secured) -> None:
+    with (
+        secured.cluster.client(secured.tokens["root"]) as root,
+        Sender(secured.cluster.url, secured.tokens["eve"]) as eve,
+        root.begin() as txn,
+    ):
+        answer = eve.get(f"/transactions/{txn.id}")
+        assert answer.status_code == 403 and "Only its owner and administrators see it." in answer.text
+        assert f"<code>{txn.id}</code>" in answer.text
+
+
 def test_an_unknown_transaction_is_said_to_be_unknown(sender: Sender) -> None:
     for txn_id, status, words in (("fffffff", 404, "or it never began"), ("not-an-id", 422, "txn_id")):
         answer = sender.get(f"/transactions/{txn_id}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import metatxn
 from metatxn.console.pages.producing import properties_of_form
 from metatxn.console.visit import MadeChange, SentForm, Visit
-from metatxn.words import milliseconds, short_id
+from metatxn.words import parsed_duration, short_id
 
 DEFAULT_TIME = "10m"
 PATH = "/console/transactions"
@@ -26,6 +26,6 @@ async def begin_transaction(visit: Visit, form: SentForm) -> MadeChange:
 def _time(form: SentForm) -> int:
     text = form.get("timeout_ms", "").strip() or DEFAULT_TIME
     try:
-        return int(text) if text.isdigit() and text.isascii() else milliseconds(text)
+        return int(text) if text.isdigit() and text.isascii() else parsed_duration(text)
     except ValueError as error:
         raise metatxn.InvalidArgument(f"timeout_ms: {error}", field="timeout_ms") from None

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import cast
 from urllib.parse import quote
 
 import metatxn
+from metatxn.columns import parsed_columns
 from metatxn.console.pages.topics import PATH
 from metatxn.console.visit import MadeChange, SentForm, Visit
+from metatxn.wire.broker import TopicSchema
+from metatxn.wire.names import TopicFormat
 from metatxn.wire.policies import DEFAULTS
-from metatxn.words import milliseconds
+from metatxn.words import parsed_duration
 
 
 async def create_topic(visit: Visit, form: SentForm) -> MadeChange:
-    name, segments = _given(form, "name"), _number(form, "segments") or 1
+    name, segments, format = _given(form, "name"), _number(form, "segments") or 1, form.get("format") or None
+    if format not in (None, "kafka", "pulsar"):
+        raise metatxn.InvalidArgument(f"format: {format!r} is not kafka or pulsar", field="format")
+    schema = _columns(form.get("schema", "").strip())
     with visit.recording("topic.create", {"topic": name}, segments=segments):
-        made = await visit.client.create_topic(name, segments)
+        made = await visit.client.create_topic(name, segments, schema, format=cast(TopicFormat | None, format))
     return MadeChange(f"The topic {made.name} is created.", _url(made.name))
 
 
@@ -83,12 +90,19 @@ def _given(form: SentForm, name: str) -> str:
     return value
 
 
+def _columns(text: str) -> TopicSchema | None:
+    try:
+        return parsed_columns(text) if text else None
+    except ValueError as error:
+        raise metatxn.InvalidArgument(f"schema: {error}", field="schema") from None
+
+
 def _setting(name: str, text: str) -> int | str:
     """The value of a setting: a text, a number, or a time, which may be given as a duration such as `7d`."""
     if not isinstance(DEFAULTS[name], int):
         return text
     try:
-        return milliseconds(text) if name.endswith("_ms") and not text.lstrip("-").isdigit() else int(text)
+        return parsed_duration(text) if name.endswith("_ms") and not text.lstrip("-").isdigit() else int(text)
     except ValueError:
         what = "a time: write 7d, 12h, 30m or milliseconds" if name.endswith("_ms") else "a whole number"
         raise metatxn.InvalidArgument(f"value: {text!r} is not {what}", field="value") from None

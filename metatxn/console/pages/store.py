@@ -15,6 +15,10 @@ PATH = "/console/cluster/store"
 PER_PAGE = 30
 STEPS_PER_LOOK = 20
 """The steps of a check that is being watched. The page itself does not wait for more than one."""
+MOST_OF_EACH = 1_000
+"""The characters that are shown of a record."""
+MOST_OF_ONE = 100_000
+"""The same for the one whose whole key was asked for."""
 PREFIXES = (
     ("/txn/", "transactions"),
     ("/txn-lease/", "deadlines after a keep-alive"),
@@ -55,6 +59,8 @@ async def store_records(visit: Visit) -> Response:
         prefix=prefix,
         prefixes=PREFIXES,
         records=records,
+        most_of_one=MOST_OF_ONE,
+        most_of_each=MOST_OF_EACH,
         first=_url(prefix, None) if token else None,
         next=_url(prefix, next_token) if next_token else None,
     )

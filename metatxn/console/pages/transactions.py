@@ -127,7 +127,10 @@ async def transaction(visit: Visit) -> Response:
 
     if is_live(visit.request):
         return await visit.live_page("transaction.html", load)
-    found = await load()
+    try:
+        found = await load()
+    except metatxn.NotAllowed:
+        return visit.page("others_transaction.html", 403, txn_id=txn_id)
     known = found["txn"] is not None
     return visit.page("transaction.html", **found) if known else visit.page("unknown_transaction.html", 404, **found)
 
