@@ -25,6 +25,7 @@ MAX_REQUEST_BYTES = 64 << 20
 FIRST_BYTES = 256 << 10
 """The size of a buffer at first; it doubles when it is full. Few requests are larger, so few are copied."""
 MAX_CONNECTIONS = 1_000
+"""The most connections of a listener, unless it was given another number."""
 MAX_IN_PROGRESS = 16
 """The most requests of one connection that are in progress; then no more are received."""
 _SIZE_BYTES = 4
@@ -55,9 +56,16 @@ class NotAuthenticated(MalformedRequest):
 class FrameConnection(asyncio.BufferedProtocol):
     """One connection. Used only from the event loop of its process."""
 
-    def __init__(self, connect: OnConnect, connections: set[FrameConnection], closed: OnClosed = ignored) -> None:
+    def __init__(
+        self,
+        connect: OnConnect,
+        connections: set[FrameConnection],
+        closed: OnClosed = ignored,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
         self._connect = connect
         self.closed = closed
+        self._max_connections = max_connections
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._into = self._size = bytearray(_SIZE_BYTES)
@@ -77,7 +85,7 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not a subclass of it
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= self._max_connections:
             log.warning("connection refused: there are too many", peer=self.peer)
             self.closed("too_many")
             self._transport.abort()
@@ -220,8 +228,10 @@ class FrameServer:
         port: int,
         tls: ssl.SSLContext | None = None,
         closed: OnClosed = ignored,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._connect = connect
+        self._max_connections = max_connections
         self._host = host
         self._port = port
         self._tls = tls
@@ -244,7 +254,7 @@ class FrameServer:
         """Start to listen. Raises `OSError` if the port is in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: FrameConnection(self._connect, self._connections, self._closed),
+            lambda: FrameConnection(self._connect, self._connections, self._closed, self._max_connections),
             self._host,
             self._port,
             ssl=self._tls,

@@ -7,7 +7,7 @@ import re
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -128,6 +128,21 @@ KafkaAdvertiseOption = Annotated[
         "--kafka-port]",
     ),
 ]
+KafkaConnectionsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="The most connections of Kafka's clients; further ones are closed at once. [default: 1000]",
+    ),
+]
+KafkaPartitionsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1_000,
+        help="The most partitions that Kafka's clients may give a topic. [default: 100]",
+    ),
+]
 PulsarPortOption = Annotated[
     int | None,
     typer.Option(
@@ -203,6 +218,8 @@ def dev(
     disk_watermark: WatermarkOption = None,
     kafka_port: KafkaPortOption = None,
     kafka_advertise: KafkaAdvertiseOption = None,
+    kafka_max_connections: KafkaConnectionsOption = None,
+    kafka_max_partitions: KafkaPartitionsOption = None,
     pulsar_port: PulsarPortOption = None,
     no_console: NoConsoleOption = False,
     read_only_console: ReadOnlyConsoleOption = False,
@@ -240,7 +257,8 @@ def dev(
         await started(stack, coordinator, "coordinator", "--port", port)
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
-        urls |= await kafka_started(stack, opened, broker, host, (kafka_port, kafka_advertise), exposed)
+        kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
+        urls |= await kafka_started(stack, opened, broker, host, kafka, exposed)
         urls |= await pulsar_started(stack, opened, broker, host, pulsar_port, exposed)
         urls["data"] = str(data_dir.resolve())
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
@@ -312,6 +330,8 @@ def broker(
     pending_ack_store: PendingAckOption = None,
     kafka_port: KafkaPortOption = None,
     kafka_advertise: KafkaAdvertiseOption = None,
+    kafka_max_connections: KafkaConnectionsOption = None,
+    kafka_max_partitions: KafkaPartitionsOption = None,
     pulsar_port: PulsarPortOption = None,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
@@ -358,7 +378,8 @@ def broker(
         await started(stack, service, "broker", "--port", port, data_dir)
         data = storage or str(data_dir and data_dir.resolve())
         urls = {"broker": service.url}
-        urls |= await kafka_started(stack, opened, service, host, (kafka_port, kafka_advertise), exposed)
+        kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
+        urls |= await kafka_started(stack, opened, service, host, kafka, exposed)
         urls |= await pulsar_started(stack, opened, service, host, pulsar_port, exposed)
         announce(urls | {"data": data, "access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
@@ -366,25 +387,33 @@ def broker(
     services.run_loop(services.until_stopped(run))
 
 
+class KafkaOptions(NamedTuple):
+    """The options `--kafka-…`. `advertise` is the address that clients are told."""
+
+    port: int | None
+    advertise: str | None = None
+    max_connections: int | None = None
+    max_partitions: int | None = None
+
+
 async def kafka_started(
     stack: AsyncExitStack,
     store: services.Store,
     broker: services.ServerProcess,
     host: str,
-    where: tuple[int | None, str | None],
+    options: KafkaOptions,
     exposure: Any,
 ) -> dict[str, str]:
-    """Where Kafka's clients connect to this broker, if there is a port for them. `where` is that port, and the address
-    that they are told."""
-    port, advertise = where
+    """Where Kafka's clients connect to this broker, if there is a port for them."""
+    port, others = options.port, options._asdict()
+    del others["port"]
     if port is None:
-        if advertise is not None:
-            raise CliError("--kafka-advertise needs --kafka-port.")
+        for name, value in others.items():
+            if value is not None:
+                raise CliError(f"--kafka-{name.replace('_', '-')} needs --kafka-port.")
         return {}
     try:
-        listener = made(
-            "kafka", store, {}, service=broker, host=host, port=port, advertise=advertise, exposure=exposure
-        )
+        listener = made("kafka", store, others, service=broker, host=host, port=port, exposure=exposure)
     except ValueError as error:
         raise CliError(str(error)) from error
     await started(stack, listener, "Kafka listener", "--kafka-port", port)
@@ -416,7 +445,7 @@ def console_of(coordinator: services.ServerProcess) -> dict[str, str]:
     return {} if url is None else {"console": url}
 
 
-def made(name: str, store: services.Store, settings: dict[str, int | None], **arguments: Any) -> services.ServerProcess:
+def made(name: str, store: services.Store, settings: dict[str, Any], **arguments: Any) -> services.ServerProcess:
     """The service, made with those of the given settings that apply to it."""
     factory = services.load(name)
     known = inspect.signature(factory).parameters

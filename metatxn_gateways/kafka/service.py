@@ -24,6 +24,7 @@ from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn.service.quotas.quotas import Charge
 from metatxn.service.security.principal import ANYONE
 from metatxn.service.versions import require
+from metatxn.wire.broker import MAX_SEGMENTS
 from metatxn_gateways.kafka import fetch, produce
 from metatxn_gateways.kafka.calls import NO_TIME, Calls
 from metatxn_gateways.kafka.cluster import KafkaCluster, node_at
@@ -44,7 +45,7 @@ from metatxn_gateways.kafka.sasl import SaslSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
 from metatxn_gateways.kafka.topic_calls import TopicCalls
 from metatxn_gateways.kafka.transaction_admin import TransactionAdmin
-from metatxn_gateways.listener import FrameConnection, FrameServer, MalformedRequest, Reply
+from metatxn_gateways.listener import MAX_CONNECTIONS, FrameConnection, FrameServer, MalformedRequest, Reply
 from metatxn_gateways.serving import ServingBroker
 from participants.broker.broker import Broker
 
@@ -73,7 +74,8 @@ class _Connection:
 
 class KafkaListener:
     """Serves Kafka's protocol for the topics of `service` that have the format `kafka`. `advertise` is the address, as
-    `host:port`, at which clients reach it if it is another one than that of the broker with this port.
+    `host:port`, at which clients reach it if it is another one than that of the broker with this port. Clients may give
+    a topic `max_partitions`.
 
     It asks for the same tokens as the broker's own interface (`sasl`), over TLS where that uses TLS. Raises
     `InvalidExposure` for an address that other machines reach without a token, unless everyone may do everything.
@@ -88,6 +90,8 @@ class KafkaListener:
         port: int = DEFAULT_PORT,
         advertise: str | None = None,
         exposure: Exposure | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+        max_partitions: int = MAX_SEGMENTS,
     ) -> None:
         """Raises `ValueError` for an `advertise` that is not such an address."""
         exposure = exposure or Exposure()
@@ -106,7 +110,10 @@ class KafkaListener:
         self._running = AsyncExitStack()
         self._authenticator = exposure.authenticator
         self._metrics = KafkaMetrics(lambda: self._server.connections, lambda: self._coordination.in_use)
-        self._server = FrameServer(self._connect, host, port, exposure.tls, self._metrics.closed)
+        self._max_partitions = max_partitions
+        self._server = FrameServer(
+            self._connect, host, port, exposure.tls, self._metrics.closed, max_connections=max_connections
+        )
         self._calls: dict[int, _Call] = {}
 
     @property
@@ -139,7 +146,7 @@ class KafkaListener:
         self._coordination = coordination = Coordination(offsets, lambda: int(loop.time() * 1000), cluster.coordinates)
         calls = Calls(broker, partitions, producers, coordination, cluster)
         groups = GroupCalls(partitions, producers, coordination)
-        topics, configs = TopicCalls(broker, partitions), Configs(broker, partitions)
+        topics, configs = TopicCalls(broker, partitions, self._max_partitions), Configs(broker, partitions)
         group_admin = GroupAdmin(partitions, coordination)
         transaction_admin = TransactionAdmin(self._store, broker.clock, partitions, cluster)
         self._produce, self._fetch = Produce(partitions, producers), Fetch(partitions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -27,8 +28,9 @@ _CONFIGS_SINCE = 5
 
 
 class TopicCalls:
-    def __init__(self, broker: Broker, partitions: Partitions) -> None:
+    def __init__(self, broker: Broker, partitions: Partitions, max_partitions: int = MAX_SEGMENTS) -> None:
         self._broker = broker
+        self._max_partitions = max_partitions
         self._partitions = partitions
 
     async def create_topics(self, request: CallRequest, response: CallResponse) -> Any:
@@ -80,7 +82,7 @@ class TopicCalls:
         if wanted.replication_factor not in (-1, 1) or wanted.assignments:
             raise KafkaError(KafkaCode.INVALID_REPLICATION_FACTOR)
         number = 1 if wanted.num_partitions == -1 else int(wanted.num_partitions)
-        if not 1 <= number <= MAX_SEGMENTS:
+        if not 1 <= number <= self._max_partitions:
             raise KafkaError(KafkaCode.INVALID_PARTITIONS)
         policy = policy_of((each.name, each.value) for each in wanted.configs)
         if validate_only:
@@ -90,10 +92,12 @@ class TopicCalls:
             return number
         await assert_takes_topics(self._broker, name)
         storage = self._broker.storage.storage_id
-        topic = await self._broker.topics.create(name, number, None, storage, self._broker.clock(), "kafka")
+        first = min(number, MAX_SEGMENTS)
+        topic = await self._broker.topics.create(name, first, None, storage, self._broker.clock(), "kafka")
         if policy:
             await self._broker.policies.change_topic(name, policy)
-        await self._broker.until_opened(topic.segments)
+        segments = topic.segments if first == number else await self._grown(name, number)
+        await self._broker.until_opened(segments)
         return number
 
     async def create_partitions(self, request: CallRequest, response: CallResponse) -> Any:
@@ -119,21 +123,34 @@ class TopicCalls:
         name = own_name(wanted.name)
         if wanted.assignments:
             raise KafkaError(KafkaCode.INVALID_REPLICA_ASSIGNMENT)
-        grown = None
-        while grown is None:
+        stored = await self._broker.topics.get(name)
+        if stored.topic.format != "kafka":
+            raise KafkaError(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
+        before = len(stored.topic.segments)
+        if not before < wanted.count <= self._max_partitions:
+            raise KafkaError(KafkaCode.INVALID_PARTITIONS)
+        if validate_only:
+            return
+        segments = await self._grown(name, wanted.count)
+        await self._broker.until_opened(segments[before:])
+
+    async def _grown(self, name: str, number: int) -> Sequence[str]:
+        """Add partitions until there are `number`, as many in one apply as a topic may have when it is created. A death
+        in between leaves fewer. Raises INVALID_PARTITIONS if another request has added all of them. Returns all."""
+        added = False
+        while True:
             stored = await self._broker.topics.get(name)
-            if stored.topic.format != "kafka":
-                raise KafkaError(KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
-            count = wanted.count - len(stored.topic.segments)
-            if count <= 0 or wanted.count > MAX_SEGMENTS:
-                raise KafkaError(KafkaCode.INVALID_PARTITIONS)
-            if validate_only:
-                return
+            missing = number - len(stored.topic.segments)
+            if missing <= 0:
+                if not added:
+                    raise KafkaError(KafkaCode.INVALID_PARTITIONS)
+                return stored.topic.segments[:number]
             await assert_takes_topics(self._broker, name)
             with suppress(CheckFailed):
-                grown = await self._broker.topics.add_partitions(stored, count, self._broker.storage.storage_id)
-        self._broker.forget_topic(name)
-        await self._broker.until_opened(grown.segments[-count:])
+                storage = self._broker.storage.storage_id
+                await self._broker.topics.add_partitions(stored, min(missing, MAX_SEGMENTS), storage)
+                added = True
+            self._broker.forget_topic(name)
 
     async def delete_topics(self, request: CallRequest, response: CallResponse) -> Any:
         upkeep = self._broker.upkeep
