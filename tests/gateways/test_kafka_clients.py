@@ -140,6 +140,31 @@ async def test_librdkafka_reads_what_rest_wrote(gateway: Gateway) -> None:
     assert found == [(0, b"k", b'{"a":1}'), (1, None, b"\x00\xff"), (2, None, None)] and end == 3
 
 
+async def test_offsets_count_records_and_no_ends_of_transactions(gateway: Gateway) -> None:
+    """So a group behind the last record has no lag, which is what exporters and Kafka's tools compute."""
+    await gateway.create("t")
+
+    def work() -> None:
+        producer = gateway.producer(**{"transactional.id": "x"})
+        producer.init_transactions(PATIENCE_S)
+        for number in range(3):
+            producer.begin_transaction()
+            assert send(producer, "t", "a", "b") == [2 * number, 2 * number + 1]
+            producer.commit_transaction(PATIENCE_S)
+        consumer = gateway.consumer("g")
+        place = TopicPartition("t", 0, 0)
+        consumer.assign([place])
+        for _ in range(6):
+            message = consumer.poll(PATIENCE_S)
+            assert message is not None and message.error() is None
+        consumer.commit(message, asynchronous=False)
+        (committed,) = consumer.committed([place], PATIENCE_S)
+        assert committed.offset == consumer.get_watermark_offsets(place, PATIENCE_S)[1] == 6
+        consumer.close()
+
+    await asyncio.to_thread(work)
+
+
 async def test_a_committed_read_moves_on_behind_aborted_records(gateway: Gateway) -> None:
     await gateway.create("t")
 

@@ -25,6 +25,7 @@ class DevServer:
         self._process: subprocess.Popen[str] | None = None
         self.coordinator_url = ""
         self.broker_url = ""
+        self.kafka_address = ""
 
     def start(self) -> None:
         assert self._process is None
@@ -34,6 +35,7 @@ class DevServer:
         assert line, f"it did not start: exit code {self._process.wait()}"
         urls = json.loads(line)
         self.coordinator_url, self.broker_url = urls["coordinator"], urls["broker"]
+        self.kafka_address = urls.get("kafka", "")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """The exit code."""
