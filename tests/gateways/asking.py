@@ -159,12 +159,13 @@ class Asking:
         holder: Holder | None = None,
         producer: int = -1,
         sequence: int = -1,
+        epoch: int = 0,
     ) -> tuple[int, int]:
         """The code, and the offset of the first record. With a holder, inside its transaction."""
         attributes = 0
         if holder is not None:
             producer, attributes = holder.producer_id, TRANSACTIONAL
-        records = batch(*values, producer=producer, sequence=sequence, attributes=attributes)
+        records = batch(*values, producer=producer, sequence=sequence, attributes=attributes, epoch=epoch)
         part = made(0, 8, "PartitionProduceData", index=partition, records=records)
         data = made(0, 8, "TopicProduceData", name=topic, partition_data=(part,))
         name = None if holder is None else holder.transactional_id

@@ -43,6 +43,14 @@ PROTOCOL = (
         workload="transforming",
     ),
     Mutant(
+        "epochs-share-their-sequences",
+        "5.20: in each epoch a producer begins anew with its sequences",
+        "metatxn_gateways/kafka/produce.py",
+        "    return epoch * _SEQUENCES + sequence\n",
+        "    return sequence\n",
+        workload="transforming",
+    ),
+    Mutant(
         "kafkas-sequences-are-not-asked-for",
         "5.13: a batch that is sent again is not appended again",
         "metatxn_gateways/kafka/produce.py",

@@ -101,6 +101,7 @@ class Transforming(Workload):
 
 class KafkaActor(Actor):
     refusals = (GivenUp,)
+    patience_s = PATIENCE_S
 
     def __init__(self, workload: Workload, name: str, random: Any) -> None:
         super().__init__(workload, name, random)
@@ -136,7 +137,7 @@ class KafkaActor(Actor):
     ) -> Any:
         """Ask until there is an answer that is not to be asked for again. Raises `GivenUp` for what ends the life of a
         member or producer, and when that takes too long; other codes are returned."""
-        deadline = self.transforming.world.loop.time() + PATIENCE_S
+        deadline = self.transforming.world.loop.time() + self.patience_s
         while self.transforming.world.loop.time() < deadline:
             try:
                 answer = await call(await find())
@@ -159,15 +160,25 @@ class KafkaActor(Actor):
 
 
 class Shop(KafkaActor):
-    """Numbers what it sends to each partition, and sends it again until it is answered."""
+    """Numbers what it sends to each partition, and sends it again until it is answered, or for as long as it has
+    patience: then it goes on in its next epoch, whose numbers begin at 0 (KIP-360), or as another producer."""
 
     _producer: Holder | None = None
 
+    def __init__(self, workload: Workload, name: str, random: Any) -> None:
+        super().__init__(workload, name, random)
+        self.patience_s = random.choice((1.0, 5.0, PATIENCE_S))
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._next = dict.fromkeys(range(PARTITIONS), 0)
+
     async def act(self) -> None:
         if self._producer is None:
-            self._producer = Holder(None)  # type: ignore[arg-type]
-            self._next = dict.fromkeys(range(PARTITIONS), 0)
-            await self.expect(self._anybody, lambda asking: asking.init(self._producer))  # type: ignore[arg-type]
+            producer = Holder(None)  # type: ignore[arg-type]
+            await self.expect(self._anybody, lambda asking: asking.init(producer))
+            self._producer = producer
+            self._begin_epoch(0)
         partition, producer = self.random.randrange(PARTITIONS), self._producer
         self._numbers += 1
         values = [f"{self.name}-{self._numbers}-{n}".encode() for n in range(self.random.choice((1, 1, 3)))]
@@ -175,14 +186,23 @@ class Shop(KafkaActor):
 
         async def produce(asking: Asking) -> int:
             code, _ = await asking.produce(
-                INPUTS, partition, *values, producer=producer.producer_id, sequence=self._next[partition]
+                INPUTS,
+                partition,
+                *values,
+                producer=producer.producer_id,
+                sequence=self._next[partition],
+                epoch=self._epoch,
             )
+            if code in _BEGIN_ANEW:  # it is the only one that has this producer id, and goes on only in later epochs
+                self.records.unexpected.append(f"{self.name} was told {KafkaCode(code).name} in epoch {self._epoch}")
             return code
 
         try:
             await self.expect(lambda: self.leader(INPUTS, partition), produce)
-        except GivenUp:
-            self._producer = None  # what was sent may be there or not, so no number follows it
+        except GivenUp:  # what was sent may be there or not, so no number follows it
+            self._begin_epoch(self._epoch + 1)
+            if self.random.random() < 0.2:
+                self._producer = None
             raise
         self._next[partition] += len(values)
         self.records.acknowledged.update(values)
