@@ -245,10 +245,8 @@ def dev(
 
     async def run(stack: AsyncExitStack) -> None:
         traced(stack, "dev", trace_to, trace_sampling)
-        if store is None:
-            opened = await services.connect_store(f"sqlite:///{data_dir.resolve() / 'metadata.db'}", data_dir)
-        else:
-            opened = await services.connect_store(store)
+        own = (f"sqlite:///{data_dir.resolve() / 'metadata.db'}", data_dir)
+        opened = await (services.connect_store(*own) if store is None else services.connect_store(store))
         stack.push_async_callback(opened.close)
         console = late_console(no_console, read_only_console)
         coordinator = made("coordinator", opened, settings, host=host, port=port, exposure=exposed, console=console)
@@ -258,10 +256,9 @@ def dev(
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
         kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
-        urls |= await kafka_started(stack, opened, broker, host, kafka, exposed)
-        urls |= await pulsar_started(stack, opened, broker, host, pulsar_port, exposed)
-        urls["data"] = str(data_dir.resolve())
-        announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
+        urls |= await listeners_started(stack, opened, broker, host, kafka, pulsar_port, exposed)
+        urls |= {"data": str(data_dir.resolve()), "access": exposed.describe(host)}
+        announce(urls, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
 
@@ -377,10 +374,9 @@ def broker(
             raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
         data = storage or str(data_dir and data_dir.resolve())
-        urls = {"broker": service.url}
         kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
-        urls |= await kafka_started(stack, opened, service, host, kafka, exposed)
-        urls |= await pulsar_started(stack, opened, service, host, pulsar_port, exposed)
+        listeners = await listeners_started(stack, opened, service, host, kafka, pulsar_port, exposed)
+        urls = {"broker": service.url} | listeners
         announce(urls | {"data": data, "access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
 
@@ -394,6 +390,20 @@ class KafkaOptions(NamedTuple):
     advertise: str | None = None
     max_connections: int | None = None
     max_partitions: int | None = None
+
+
+async def listeners_started(
+    stack: AsyncExitStack,
+    store: services.Store,
+    broker: services.ServerProcess,
+    host: str,
+    kafka: KafkaOptions,
+    pulsar_port: int | None,
+    exposure: Any,
+) -> dict[str, str]:
+    """Where clients of other systems connect to this broker."""
+    found = await kafka_started(stack, store, broker, host, kafka, exposure)
+    return found | await pulsar_started(stack, store, broker, host, pulsar_port, exposure)
 
 
 async def kafka_started(

@@ -1,9 +1,9 @@
 """Goal: programs of Kafka's clients are told the same by Apache Kafka and by us.
 
-Method: a program of confluent-kafka, one of aiokafka and one of kafka-clients each run against a broker of Kafka's in a
-process of its own, and against one of ours; their journals are equal. Run by `make kafka-test`, which brings Kafka, and
-not by `make test`: that compares ours with the journal that is recorded here (`test_recorded`). With
-`KAFKA_JOURNAL=record` it writes that anew.
+Method: a program of confluent-kafka, one of aiokafka, one of kafka-clients and Kafka's shell tools each run against a
+broker of Kafka's in a process of its own, and against one of ours; their journals are equal. Run by `make kafka-test`,
+which brings Kafka, and not by `make test`: that compares ours with the journal that is recorded here
+(`test_recorded`). With `KAFKA_JOURNAL=record` it writes that anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.peers.servers import JARS, Kafka
 from tests.gateways.conftest import Gateway
-from tests.gateways.differential import aio
+from tests.gateways.differential import aio, tools
 from tests.gateways.differential.confluent import Program
 from tests.gateways.differential.test_recorded import RECORDED
 
@@ -51,7 +51,11 @@ async def java(servers: str) -> list[str]:
     return told.decode().splitlines()
 
 
-@pytest.mark.parametrize("program", [confluent, aio.journal_of, java], ids=["confluent-kafka", "aiokafka", "java"])
+@pytest.mark.parametrize(
+    "program",
+    [confluent, aio.journal_of, java, tools.journal_of],
+    ids=["confluent-kafka", "aiokafka", "java", "shell tools"],
+)
 async def test_it_is_told_the_same(
     kafka: str, gateway: Gateway, program: Callable[[str], Awaitable[list[str]]]
 ) -> None:
