@@ -373,11 +373,10 @@ def broker(
         except ValueError as error:
             raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
-        data = storage or str(data_dir and data_dir.resolve())
         kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
         listeners = await listeners_started(stack, opened, service, host, kafka, pulsar_port, exposed)
-        urls = {"broker": service.url} | listeners
-        announce(urls | {"data": data, "access": exposed.describe(host)}, output_of(context, output))
+        urls = {"broker": service.url, **listeners, "data": storage or str(data_dir and data_dir.resolve())}
+        announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
 
     services.run_loop(services.until_stopped(run))

@@ -53,6 +53,8 @@ class Program:
         for part in (
             self._topics,
             self._records,
+            self._times,
+            self._compacted,
             self._transactions,
             self._fencing,
             self._groups,
@@ -172,6 +174,51 @@ class Program:
             self.tell("out of range", message.error().name() if message is not None else None)
             consumer.close()
 
+    def _times(self) -> None:
+        self._create("times")
+        producer = self._producer(**{"linger.ms": 500})
+        for time_ms in (1_000, 3_000, 2_000, 3_000):  # one batch
+            producer.produce("times", "a", partition=0, timestamp=time_ms)
+        assert producer.flush(PATIENCE_S) == 0
+        for time_ms in (1_500, 2_500):
+            self._send(producer, "times", "b", timestamp=time_ms)
+        place = TopicPartition("times", 0)
+
+        def found(spec: OffsetSpec) -> list[int]:
+            answer = self._admin.list_offsets({place: spec})[place].result(PATIENCE_S)
+            return [answer.offset, answer.timestamp]
+
+        for asked in (0, 1_000, 1_001, 2_500, 3_000, 3_001):
+            self.tell(f"at {asked}", found(OffsetSpec.for_timestamp(asked)))
+        self.tell("the latest", found(OffsetSpec.max_timestamp()))
+
+    def _compacted(self) -> None:
+        new = NewTopic("compacted", 1, 1, config={"cleanup.policy": "compact", "delete.retention.ms": "5000"})
+        self._admin.create_topics([new])["compacted"].result(PATIENCE_S)
+        producer = self._producer()
+        self.tell("without a key", self._send(producer, "compacted", "a"))
+        self.tell("with a key", [self._send(producer, "compacted", value, key="k") for value in ("a", "", None)])
+        for name, value in (
+            ("cleanup.policy", "compact,delete"),
+            ("cleanup.policy", "never"),
+            ("message.timestamp.type", "CreateTime"),
+            ("message.timestamp.type", "never"),
+            ("segment.bytes", "104857600"),
+            ("delete.retention.ms", "-1"),
+        ):
+            self.attempt(f"{name}={value}", partial(self._alter, "compacted", name, value))
+            self.tell("cleanup.policy", self._settings_of("compacted")["cleanup.policy"].value)
+        self.tell("delete.retention.ms", self._settings_of("compacted")["delete.retention.ms"].value)
+
+    def _alter(self, topic: str, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        self._admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+
+    def _settings_of(self, topic: str) -> Any:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return self._admin.describe_configs([resource])[resource].result(PATIENCE_S)
+
     def _transactions(self) -> None:
         self._create("decided")
         producer = self._producer(**{"transactional.id": "x"})
@@ -270,12 +317,8 @@ class Program:
         beyond = TopicPartition("kept", 0, 9)
         self.attempt("beyond the end", lambda: self._admin.delete_records([beyond])[beyond].result(PATIENCE_S))
         for name, value in (("retention.ms", "70000"), ("retention.ms", "soon"), ("no.such.setting", "1")):
-            entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-            resource = ConfigResource(ResourceType.TOPIC, "kept", incremental_configs=[entry])
-            changing = self._admin.incremental_alter_configs([resource])[resource]
-            self.attempt(f"{name}={value}", partial(changing.result, PATIENCE_S))
-        resource = ConfigResource(ResourceType.TOPIC, "kept")
-        found = self._admin.describe_configs([resource])[resource].result(PATIENCE_S)
+            self.attempt(f"{name}={value}", partial(self._alter, "kept", name, value))
+        found = self._settings_of("kept")
         for name in ("retention.ms", "cleanup.policy", "min.insync.replicas", "message.timestamp.type"):
             self.tell(name, found[name].value)
         self.tell(
