@@ -43,6 +43,7 @@ PAGES = {
     "overview": "/",
     "its segments without a broker": "/unserved",
     "topics": "/topics",
+    "topics, the part that follows": "/topic-sizes",
     "topics, by a part of their name": "/topics?text=99",
     "how many there are": "/topic-count",
     "one topic": _TOPIC,

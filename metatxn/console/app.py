@@ -62,6 +62,7 @@ PAGES: dict[str, PageHandler] = {
     "/keys/{key}": keys.one_key,
     "/topics": topics.topics,
     "/topic-count": topics.topic_count,
+    "/topic-sizes": topics.topic_sizes,
     "/topics/{topic}": topics.one_topic,
     "/topics/{topic}/messages": messages.messages,
     "/topics/{topic}/messages/download": messages.download_messages,

@@ -37,7 +37,7 @@ EVERY_PAGE = (
     *("/access", "/access/tokens", "/access/audit"),
 )
 NO_PAGES = {
-    *("/unserved", "/topic-count", "/topics/{topic}/messages/download"),
+    *("/unserved", "/topic-count", "/topic-sizes", "/topics/{topic}/messages/download"),
     "/topics/{topic}/subscriptions/{subscription}/seek/effect",
 }
 """What is a part of another page, or a file."""

@@ -21,6 +21,7 @@ from playwright.sync_api import expect
 import metatxn
 from metatxn.console import looking
 from metatxn.console.entries import seen_entries
+from metatxn.wire.broker import hash_of_key
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.position import Position
 from metatxn.words import short_id
@@ -142,6 +143,26 @@ def test_those_that_match_are_found_by_bounded_work(
         path = html.unescape(following[1]) if following else ""
     assert [*dict.fromkeys(seen)] == [str(number) for number in range(70, 100) if number % 3 == 1]
     assert said == [("40", "0"), ("40", "4"), ("20", "6")]
+
+
+def test_a_key_is_looked_for_in_the_segments_that_have_it(visitor: Visitor, client: metatxn.Client) -> None:
+    """Also those before a split."""
+    client.create_topic("keyed", segments=2)
+    with client.producer("keyed") as producer:
+        for number in range(20):
+            producer.send({"number": number}, key=str(number)).result()
+    second = max(each.segment for each in client.topic("keyed").segments)
+    key = next(str(number) for number in range(20) if hash_of_key(str(number)) > 0x7FFF)
+    client.split_segment(second)
+    page = visitor.open("/topics/keyed/messages")
+    page.get_by_label("Key").first.fill(key)
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("This segment has no messages with this key.")).to_be_visible()
+    page.get_by_role("link", name=second.rpartition("/")[2]).click()
+    expect(page.get_by_role("cell", name=key, exact=True)).to_be_visible()
+    expect(page.get_by_text("Messages with this key are also in")).to_be_visible()
+    page = visitor.open(f"/topics/keyed/messages?key={key}")
+    expect(page.locator("select[name=segment] option:checked")).to_have_text(re.compile("-[2-9]$"))
 
 
 def download(sender: Sender, text: str, form: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 import metatxn
+from metatxn.console.pages import topics
 from metatxn.words import short_id
 from tests.console.browser import Visitor
 from tests.console.cluster import ConsoleCluster
@@ -60,6 +61,27 @@ def test_topics_are_listed_with_what_goes_through_them_and_how_long_it_is_kept(
     assert "2/s, 2/s" in shown
     client.create_topic("just-made")
     assert re.findall(r'<td class="n">(–|[\d.]+/s)', sender.get("/topics?text=just-made").text) == ["–", "–"]
+
+
+def test_a_list_of_many_segments_is_completed_and_says_what_is_not_known(
+    visitor: Visitor, sender: Sender, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page does not wait for all of them; what follows is bounded, too."""
+    monkeypatch.setattr(topics, "MOST_LOOKED_AT", 3)
+    for name in ("many-a", "many-b", "many-c"):
+        client.create_topic(name, segments=2)
+    with client.producer("many-c") as producer:
+        for number in range(10):
+            producer.send(number, key=str(number)).result()
+    assert "the rest follows" in sender.get("/topics?text=many-").text
+    page = visitor.open("/topics?text=many-")
+    rows = page.get_by_role("region", name="Topics").locator("tbody tr")
+    expect(rows.last).to_contain_text("up to date")
+    expect(rows.last.locator("td").nth(2)).to_have_text("10")
+    assert "not known" not in page.locator("main").inner_text()
+    monkeypatch.setattr(topics, "MOST_FOLLOWING", 5)
+    text = sender.get("/topic-sizes?text=many-").text
+    assert "1 segment not known" in text and "at least" in text and "too many on this page" in text
 
 
 def test_a_topic_says_who_holds_back_its_readers(visitor: Visitor, client: metatxn.Client) -> None:

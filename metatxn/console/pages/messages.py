@@ -18,13 +18,14 @@ from metatxn.console.values import cell_text
 from metatxn.console.visit import Values, Visit, time_of_form
 from metatxn.console.where import VALUE_COLUMN, parsed_where
 from metatxn.topics import arrow_schema
-from metatxn.wire.broker import SegmentDetail, TopicInfo
+from metatxn.wire.broker import SegmentDetail, TopicInfo, hash_of_key
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.position import Position
 
 MOST_COLUMNS = 12
 """The most columns of a table. The tree of a message has the others."""
 MOST_OWN = 20
+MOST_OF_KEY = 10
 FILTERS = ("segment", "show", "key", "where")
 PLACES = ("at", "after", "skip")
 
@@ -39,6 +40,14 @@ class Asked:
     wanted: WantedMessages
     filters: Mapping[str, str]
     follows: bool
+    of_key: Sequence[str] = ()
+    """The segments to which the key belongs that is looked for, the active one first."""
+
+    @property
+    def elsewhere(self) -> list[tuple[str, str]]:
+        """The other segments of the key, each with the address of its page."""
+        others = [each for each in self.of_key if each != self.segment][:MOST_OF_KEY]
+        return [(each, f"{self.path}?{urlencode({**self.filters, 'segment': each})}") for each in others]
 
     @property
     def path(self) -> str:
@@ -105,18 +114,26 @@ async def _asked(visit: Visit) -> Asked:
     topic = await visit.client.topic(visit.part("topic"))
     segments = [each.segment for each in topic.segments]
     active = [each.segment for each in topic.segments if each.state == "active"]
-    segment = visit.query("segment") or (active or segments or [""])[0]
+    key, where = visit.query("key"), visit.query("where")
+    of_key = _segments_of(topic, key) if key else []
+    segment = visit.query("segment") or (of_key or active or segments or [""])[0]
     if segment not in segments:
         raise metatxn.InvalidArgument(f"segment: {segment!r} is not a segment of this topic", field="segment")
     show = visit.query("show") or "readable"
     if show not in ("readable", "all"):
         raise metatxn.InvalidArgument(f"show: {show!r} is not readable or all", field="show")
-    key, where = visit.query("key"), visit.query("where")
     filters = {"segment": segment, "show": show, "key": key, "where": where}
     schema = arrow_schema(topic.topic_schema)
     wanted = WantedMessages(show == "all", key or None, parsed_where(where) if where else None, schema)
     given = {name: value for name, value in filters.items() if value}
-    return Asked(topic, segments, segment, wanted, given, not any(map(visit.query, PLACES)))
+    return Asked(topic, segments, segment, wanted, given, not any(map(visit.query, PLACES)), of_key)
+
+
+def _segments_of(topic: TopicInfo, key: str) -> list[str]:
+    """The segments that contain the hash of a key, the active one first; none where another system's clients decide."""
+    hash_value = hash_of_key(key)
+    found = [each for each in topic.segments if each.range[0] <= hash_value <= each.range[1]]
+    return [each.segment for each in sorted(found, key=lambda each: each.state != "active")]
 
 
 async def _place(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart:

@@ -19,33 +19,41 @@ from metatxn.wire.policies import DEFAULTS, PolicyInfo
 
 PER_PAGE = 25
 MOST_LOOKED_AT = 40
-"""The segments of a list of topics that are asked for their sizes."""
+"""The segments of a list of topics that are asked for their sizes before the page is there."""
+MOST_FOLLOWING = 500
+"""The same for the part of the page that follows if these are not all."""
 MOST_SEGMENTS = 50
 PATH = "/console/topics"
 COUNT_PATH = "/console/topic-count"
+SIZES_PATH = "/console/topic-sizes"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A topic in the list. `details` are those of its active segments, or None if one of them cannot be had, or was not
-    asked; `policy` is None for those who may not see it."""
+    """A topic in the list. `details` are those of its active segments that can be had, and were asked; `policy` is None
+    for those who may not see it."""
 
     topic: TopicInfo
     active: int
-    details: Sequence[SegmentDetail] | None
+    details: Sequence[SegmentDetail]
     policy: PolicyInfo | None
 
+    @property
+    def missing(self) -> int:
+        return self.active - len(self.details)
+
     def total(self, name: str) -> int | None:
-        return None if self.details is None else sum(getattr(each, name) for each in self.details)
+        """Of those segments that are known; None if none is."""
+        return sum(getattr(each, name) for each in self.details) if self.details or not self.active else None
 
     @property
     def rates(self) -> TrafficRates | None:
-        return total_rates(self.details or ())
+        return None if self.missing else total_rates(self.details)
 
     @property
     def held(self) -> int:
         """The segments whose readers are held back."""
-        return sum(each.pinned_by is not None for each in self.details or ())
+        return sum(each.pinned_by is not None for each in self.details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,8 @@ async def topics(visit: Visit) -> Response:
     found, next_token = await visit.client.topics(text=text or None, limit=PER_PAGE).page_at(token)
     return visit.page(
         "topics.html",
-        rows=await _rows(visit, found),
+        rows=await _rows(visit, found, MOST_LOOKED_AT),
+        follows=_with_query(SIZES_PATH, text=text, page=token or "") if _active(found) > MOST_LOOKED_AT else None,
         text=text,
         counted_at=_with_query(COUNT_PATH, text=text),
         may_create=not visit.site.read_only and _may_create(visit.access),
@@ -77,13 +86,27 @@ async def topics(visit: Visit) -> Response:
     )
 
 
+async def topic_sizes(visit: Visit) -> Response:
+    """The list again, with more segments asked for their sizes."""
+    text, token = visit.query("text"), visit.query("page") or None
+    try:
+        found, _ = await visit.client.topics(text=text or None, limit=PER_PAGE).page_at(token)
+    except metatxn.MetatxnError as error:
+        return visit.fragment("problem.html", "live", error=await visit.cause(error))
+    return visit.fragment("topics.html", "list", rows=await _rows(visit, found, MOST_FOLLOWING), follows=None)
+
+
+def _active(found: Iterable[TopicInfo]) -> int:
+    return sum(each.state == "active" for topic in found for each in topic.segments)
+
+
 async def topic_count(visit: Visit) -> Response:
     """The part of the page that takes a little longer: how many topics there are, or match."""
     text = visit.query("text")
     try:
         count = await visit.client.count_topics(text=text or None)
     except metatxn.MetatxnError as error:
-        return visit.fragment("problem.html", "live", error=error)
+        return visit.fragment("problem.html", "live", error=await visit.cause(error))
     return visit.fragment("topic_count.html", "part", count=count, text=text)
 
 
@@ -96,20 +119,20 @@ def _with_query(path: str, **query: str) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
-async def _rows(visit: Visit, found: Sequence[TopicInfo]) -> list[TopicRow]:
+async def _rows(visit: Visit, found: Sequence[TopicInfo], most: int) -> list[TopicRow]:
     active = {topic.name: [each.segment for each in topic.segments if each.state == "active"] for topic in found}
-    wanted = [name for names in active.values() for name in names][:MOST_LOOKED_AT]
+    wanted = [name for names in active.values() for name in names][:most]
     details, policies = await asyncio.gather(
         details_of(visit, wanted), asyncio.gather(*(_policy(visit, topic.name) for topic in found))
     )
     return [
-        TopicRow(topic, len(active[topic.name]), _all(details, active[topic.name]), policy)
+        TopicRow(topic, len(active[topic.name]), _known(details, active[topic.name]), policy)
         for topic, policy in zip(found, policies, strict=True)
     ]
 
 
-def _all(details: Mapping[str, SegmentDetail], names: Sequence[str]) -> list[SegmentDetail] | None:
-    return [details[name] for name in names] if all(name in details for name in names) else None
+def _known(details: Mapping[str, SegmentDetail], names: Sequence[str]) -> list[SegmentDetail]:
+    return [details[name] for name in names if name in details]
 
 
 async def details_of(visit: Visit, segments: Iterable[str]) -> dict[str, SegmentDetail]:
