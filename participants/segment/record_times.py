@@ -63,9 +63,9 @@ class RecordTimes:
     async def latest(self) -> FoundRecord | None:
         """The first record with the latest timestamp of all."""
         while True:
-            ledgers, latest_ms = self._segment.ledgers, _NEVER
-            for ledger in sorted(ledgers.ledgers, key=self._bound, reverse=True):
-                if self._bound(ledger) <= latest_ms:
+            ledgers, latest_ms, bounds = self._segment.ledgers, _NEVER, self._bounds()
+            for ledger in sorted(ledgers.ledgers, key=lambda each: bounds[each.id], reverse=True):
+                if bounds[ledger.id] <= latest_ms:
                     break
                 latest_ms = max(latest_ms, *await self._times(ledger), _NEVER)
             found = await self.first_from(latest_ms) if latest_ms > _NEVER else None
@@ -74,10 +74,10 @@ class RecordTimes:
 
     async def _next(self, after: Position, at_ms: int) -> Position | None:
         """The first entry after `after` whose batch says that it has such a record."""
-        after = max(after, self._segment.ledgers.start)
+        after, bounds = max(after, self._segment.ledgers.start), self._bounds()
         for ledger in self._segment.ledgers.ledgers:
             first = after.entry + 1 if ledger.id == after.ledger else 0
-            if ledger.id < after.ledger or self._bound(ledger) < at_ms:
+            if ledger.id < after.ledger or bounds[ledger.id] < at_ms:
                 continue
             times = await self._times(ledger)
             found = next((entry for entry in range(first, len(times)) if times[entry] >= at_ms), None)
@@ -95,14 +95,17 @@ class RecordTimes:
         found = (FoundRecord(first + number, ms) for number, ms in enumerate(_times_in(frame)) if ms >= at_ms)
         return next(found, None)
 
-    def _bound(self, ledger: ReadableLedger) -> float:
-        """No record of this ledger is newer."""
+    def _bounds(self) -> dict[int, float]:
+        """A time for each ledger. No record of the ledger is newer."""
+        recorded = {each.id: each.latest_record_ms for each in self._segment.record.ledgers}
+        return {each.id: self._bound(each, recorded.get(each.id)) for each in self._segment.ledgers.ledgers}
+
+    def _bound(self, ledger: ReadableLedger, recorded: int | None) -> float:
         offsets = self._segment.open_offsets
         if offsets is not None and ledger.id == offsets.ledger:
             return max(offsets.times, default=_NEVER)
         if (known := self._latest.get(_name(ledger))) is not None:
             return known
-        recorded = {each.id: each.latest_record_ms for each in self._segment.record.ledgers}.get(ledger.id)
         return float("inf") if recorded is None else recorded
 
     async def _times(self, ledger: ReadableLedger) -> Sequence[int]:

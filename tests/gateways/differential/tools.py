@@ -23,24 +23,25 @@ PATIENCE_S = 60
 _LEFT_OUT = re.compile(r"\s+at |Caused by|SLF4J|WARN|null$|Tools\$Ended|__")
 _DRAWN = re.compile(
     r" synonyms=.*|TopicId: \S+|(?<=topic command) : .*|(?<= args) '.*|(?<=Leader: )\d+|(?<=Replicas: )\d+"
-    r"|(?<=Isr: )\d+|127\.\S+ +\(\d+\)|(?<=^x)\s+\S+\s+\S+"
+    r"|(?<=Isr: )\d+|127\.\S+ +\(\d+\)|(?<=^tools-id)\s+\S+\s+\S+"
 )
 """What differs from run to run, and the texts of errors."""
 _OF_KAFKA = re.compile(r"\bElr: .*|min\.insync\.replicas=1,?")
 """What Kafka's own cluster is set to, and the state of its replicas."""
-_TRANSACTION = re.compile(r"\d+\s+x\s+\d+\s+\d+\s+(\w+)")
+_TRANSACTION = re.compile(r"\d+\s+tools-id\s+\d+\s+\d+\s+(\w+)")
 """A transaction as it is described. Kafka tells when it began as long as it is known, and we while it lasts."""
-OF_SHOP = "--entity-type topics --entity-name shop"
+OF_SHOP = "--entity-type topics --entity-name tools-shop"
 TOPICS = (
-    "kafka-topics --create --topic shop --partitions 2 --config cleanup.policy=compact --config retention.ms=70000",
-    "kafka-topics --create --topic shop",
+    "kafka-topics --create --topic tools-shop --partitions 2"
+    " --config cleanup.policy=compact --config retention.ms=70000",
+    "kafka-topics --create --topic tools-shop",
     "kafka-topics --create --topic wrong --config no.such.setting=1",
-    "kafka-topics --create --topic orders --partitions 1",
+    "kafka-topics --create --topic tools-orders --partitions 1",
     "kafka-topics --list",
-    "kafka-topics --describe --topic shop",
-    "kafka-topics --alter --topic orders --partitions 3",
-    "kafka-topics --alter --topic orders --partitions 2",
-    "kafka-topics --describe --topic orders",
+    "kafka-topics --describe --topic tools-shop",
+    "kafka-topics --alter --topic tools-orders --partitions 3",
+    "kafka-topics --alter --topic tools-orders --partitions 2",
+    "kafka-topics --describe --topic tools-orders",
     f"kafka-configs --alter {OF_SHOP} --add-config retention.ms=80000,delete.retention.ms=5000",
     f"kafka-configs --describe {OF_SHOP}",
     f"kafka-configs --alter {OF_SHOP} --delete-config retention.ms",
@@ -49,17 +50,17 @@ TOPICS = (
 )
 RECORDS = (
     "kafka-consumer-groups --list",
-    "kafka-consumer-groups --describe --group g",
-    "kafka-consumer-groups --describe --group g --state",
-    "kafka-consumer-groups --group g --topic orders:0 --reset-offsets --to-earliest --execute",
-    "kafka-consumer-groups --group g --topic orders:0 --reset-offsets --to-offset 2 --execute",
-    "kafka-consumer-groups --describe --group g",
-    "kafka-consumer-groups --group g --topic orders:0 --delete-offsets",
+    "kafka-consumer-groups --describe --group tools-group",
+    "kafka-consumer-groups --describe --group tools-group --state",
+    "kafka-consumer-groups --group tools-group --topic tools-orders:0 --reset-offsets --to-earliest --execute",
+    "kafka-consumer-groups --group tools-group --topic tools-orders:0 --reset-offsets --to-offset 2 --execute",
+    "kafka-consumer-groups --describe --group tools-group",
+    "kafka-consumer-groups --group tools-group --topic tools-orders:0 --delete-offsets",
     "kafka-delete-records --offset-json-file {offsets}",
     "kafka-transactions list",
-    "kafka-transactions describe --transactional-id x",
-    "kafka-transactions describe-producers --topic orders --partition 0",
-    "kafka-topics --delete --topic shop",
+    "kafka-transactions describe --transactional-id tools-id",
+    "kafka-transactions describe-producers --topic tools-orders --partition 0",
+    "kafka-topics --delete --topic tools-shop",
     "kafka-topics --delete --topic never",
     "kafka-topics --list",
 )
@@ -73,7 +74,7 @@ def _journal_of(servers: str) -> list[str]:
     told = _run(servers, TOPICS)
     _write(servers)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as offsets:
-        json.dump({"partitions": [{"topic": "orders", "partition": 0, "offset": 2}], "version": 1}, offsets)
+        json.dump({"partitions": [{"topic": "tools-orders", "partition": 0, "offset": 2}], "version": 1}, offsets)
         offsets.flush()
         told += [
             line.replace(offsets.name, "FILE")
@@ -90,7 +91,12 @@ def _run(servers: str, commands: Sequence[str]) -> list[str]:
 
 
 def _plain(printed: str) -> Iterator[str]:
+    """Of the lists only what this program has made, because others may have been here before."""
+    lists = False
     for line in printed.splitlines():
+        lists = line.endswith("list") if line.startswith("$ ") else lists
+        if lists and not line.startswith(("$ ", "= ", "tools-")):
+            continue
         if errors := re.findall(r"errors\.(\w+)", line):
             yield errors[-1]
         elif described := _TRANSACTION.match(line):
@@ -102,17 +108,17 @@ def _plain(printed: str) -> Iterator[str]:
 def _write(servers: str) -> None:
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
     for value in ("a", "b", "c"):
-        producer.produce("orders", value, partition=0)
+        producer.produce("tools-orders", value, partition=0)
         assert producer.flush(PATIENCE_S) == 0
-    transactional = Producer({"bootstrap.servers": servers, "transactional.id": "x"})
+    transactional = Producer({"bootstrap.servers": servers, "transactional.id": "tools-id"})
     transactional.init_transactions(PATIENCE_S)
     transactional.begin_transaction()
-    transactional.produce("shop", "a", key="k", partition=0)
+    transactional.produce("tools-shop", "a", key="k", partition=0)
     transactional.commit_transaction(PATIENCE_S)
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "g", "enable.auto.commit": False})
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "tools-group", "enable.auto.commit": False})
     while True:
         try:
-            consumer.commit(offsets=[TopicPartition("orders", 0, 1)], asynchronous=False)
+            consumer.commit(offsets=[TopicPartition("tools-orders", 0, 1)], asynchronous=False)
             break
         except KafkaException as error:  # Kafka's own coordinator takes some time to be there
             if error.args[0].code() != KafkaError.NOT_COORDINATOR:
