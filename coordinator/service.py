@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 
-from coordinator import gc_sweep, survey
+from coordinator import gc_sweep, key_sweep, survey
 from coordinator.api.quota_routes import quota_routes
 from coordinator.api.routes import (
     hanging_routes,
@@ -28,6 +28,7 @@ from coordinator.api.routes import (
 )
 from coordinator.console import PATH, ConsoleRoute, MakeConsole
 from coordinator.gc_sweep import GcSweep
+from coordinator.key_sweep import KeySweep
 from coordinator.listings import Listings
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.presence import Presence
@@ -98,6 +99,7 @@ class CoordinatorService:
         max_clock_skew_ms: int = DEFAULT_MAX_CLOCK_SKEW_MS,
         gc_interval_ms: int = gc_sweep.DEFAULT_INTERVAL_MS,
         gc_retention_ms: int = gc_sweep.DEFAULT_RETENTION_MS,
+        key_retention_ms: int = key_sweep.DEFAULT_RETENTION_MS,
         survey_interval_ms: int = survey.DEFAULT_INTERVAL_MS,
         coordinator_id: int | None = None,
         id_block_size: int = BLOCK_SIZE,
@@ -134,6 +136,7 @@ class CoordinatorService:
             retention_ms=gc_retention_ms,
             share=self.presence.share,
         )
+        self.key_sweep = KeySweep(store, clock, self.guard.version, retention_ms=key_retention_ms)
         self.throughput = Throughput(self.metrics.counts, clock)
         self.survey = Survey(store, clock, self.metrics, self.listings.ages, interval_ms=survey_interval_ms)
         self.quotas = Quotas(store, refused=count_refusals(self.metrics.registry))
@@ -172,6 +175,7 @@ class CoordinatorService:
             raise
         self.timeout_sweep.start()
         self.gc_sweep.start()
+        self.key_sweep.start()
         self.survey.start()
         self.throughput.start()
         self._tell(Lifecycle.SERVICE_READY, url=self.url, coordinator_id=self.presence.coordinator_id)
@@ -189,6 +193,7 @@ class CoordinatorService:
         await self._server.stop()
         await self.timeout_sweep.stop()
         await self.gc_sweep.stop()
+        await self.key_sweep.stop()
         await self.survey.stop()
         await self.membership.withdraw()
         self._tell(Lifecycle.SERVICE_STOPPED)

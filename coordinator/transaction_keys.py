@@ -4,9 +4,11 @@
     begin     the unprepared predecessor → ABORTED by fencing │ new header OPEN │ the key holds it
     commit    (in `decisions`) the key must still hold it │ last_version moves │ the key holds nothing
     delete    whatever it holds → ABORTED by fencing │ a tombstone keeps epoch and last_version
+    forget    (in `key_sweep`) it holds nothing, and has not been used for long │ no record
 
 Each line is one apply, and each writes the key's record at the version it read, so they happen one after another.
-Epochs start at 0 (initialised at -1, and incremented by the first connect) and never repeat, not even after a delete.
+Epochs never repeat, not even after a key was deleted or forgotten (DESIGN §5.26). The first one is 0 in a store that
+has forgotten nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from coordinator import answers
 from coordinator.decisions import Decisions, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.settling import Overtaken
-from metastore.incarnation import first_number
 from metastore.txn import paths
 from metastore.txn import store as txn_records
+from metastore.txn.forgetting import beginning
 from metastore.txn.id_blocks import IdBlocks
 from metastore.txn.key_records import KeyRecord, read_key
 from metastore.txn.records.transactions import Header, TransactionKey
@@ -91,10 +93,13 @@ class TransactionKeys:
                 _refuse_fenced_session(held, request)
                 if request.epoch != -1:
                     _live_at(held, request.epoch)
-                bumped = await self._bumped(held, request, holder)
+                first = await beginning(self._store) if held.value is None else None
+                bumped = self._bumped(held, request, holder, first.number if first else 0)
                 unprepared = holder if holder and not holder.prepared_record else None
                 fenced = unprepared or fenced
                 batch = held.write(self._store.batch(), bumped)
+                if first is not None:
+                    batch.check(first.check)
                 try:
                     await self._apply(batch, unprepared, f"epoch {bumped.epoch} of its transaction key took over")
                 except Overtaken as overtaken:
@@ -121,16 +126,17 @@ class TransactionKeys:
         records = predecessor and await read_transaction(self._store, predecessor.txn_id)
         return records if records and records.header.expired_by is ExpiredBy.FENCING else None
 
-    async def _bumped(
-        self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None
+    def _bumped(
+        self, held: KeyRecord, request: ConnectRequest, holder: TransactionRecords | None, first: int
     ) -> TransactionKey:
-        """The record after this connection: it still holds a prepared transaction, but no other one."""
+        """The record after this connection: it still holds a prepared transaction, but no other one. A key that the
+        store does not know has the epoch `first`."""
         old = held.value
         fenced = (old.fenced_sessions if old else None) or ()
         if old and old.session and old.session != request.session:
             fenced = (*fenced, old.session)[-FENCED_SESSIONS_KEPT:]
         return TransactionKey(
-            epoch=old.epoch + 1 if old else await first_number(self._store),
+            epoch=old.epoch + 1 if old else first,
             updated_ms=self._decisions.clock(),
             txn_id=str(holder.txn_id) if holder and holder.prepared_record else None,
             last_version=old.last_version if old else None,

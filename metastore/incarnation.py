@@ -60,7 +60,7 @@ and behind it that it must be recovered."""
 log = structlog.get_logger()
 
 
-async def first_number(store: MetadataStore, per_ms: int = 1) -> int:
+async def first_number(store: MetadataStore, per_ms: int) -> int:
     """The first number of a counter that the store does not know, and that never counts faster than `per_ms`: it is
     above all numbers that a counter of the same name may have given out before the store was restored. It is 0 in a
     store that was never restored.

@@ -46,6 +46,7 @@ class Feature(StrEnum):
     QUOTAS = "quotas of principals"
     EXCLUSIVE_PRODUCERS = "exclusive producers"
     READ_HOLDS = "read holds"
+    FORGETTING = "forgotten topics, subscriptions and transaction keys"
 
     @property
     def since(self) -> int:

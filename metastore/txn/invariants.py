@@ -16,7 +16,15 @@ Of processes and group-commit markers only the keys are checked. The laws are in
 from __future__ import annotations
 
 from metastore.txn import paths
-from metastore.txn.laws.cluster import by_key_only, drain_law, horizon_law, incarnation_law, sequence_law, version_law
+from metastore.txn.laws.cluster import (
+    by_key_only,
+    drain_law,
+    first_number_law,
+    horizon_law,
+    incarnation_law,
+    sequence_law,
+    version_law,
+)
 from metastore.txn.laws.groups import group_law, group_offset_law
 from metastore.txn.laws.law import Finding, Law, MalformedKeyError, UnreadableError, View
 from metastore.txn.laws.operations import op_entry, op_law
@@ -90,6 +98,7 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.QUOTAS, quota_law),
     (paths.QUOTA_USES, quota_use_law),
     (paths.GC_HORIZON, horizon_law),
+    (paths.FIRST_NUMBER, first_number_law),
     (paths.SUBSCRIPTIONS, subscription_law),
     (paths.CURSORS, cursor_law),
     (paths.COORDINATORS, by_key_only),

@@ -32,6 +32,7 @@
     /cluster/incarnation                              Incarnation: the current incarnation of the store
     /cluster/version                                  VersionRecord: which forms may be written
     /gc/horizon                                       GcHorizon
+    /gc/first-number                                  FirstNumber: where counters of forgotten records continue
     /batch/<process>/<slot>                           group-commit markers (etcd)
 
 `<seq>` is `<segment>:w:<generation>:<counter>` for a write and `<segment>:a:<subscription>:<generation>:<counter>` for
@@ -86,6 +87,7 @@ PROCESSES = "/cluster/process/"
 INCARNATION = "/cluster/incarnation"
 VERSION = "/cluster/version"
 GC_HORIZON = "/gc/horizon"
+FIRST_NUMBER = "/gc/first-number"
 GROUP_COMMIT_MARKERS = "/batch/"
 
 
@@ -331,6 +333,16 @@ def topic(name: str) -> str:
 
 def segment(segment_id: str) -> str:
     return f"{SEGMENTS}{escape(segment_id)}"
+
+
+def segments_of_topic(topic_name: str) -> str:
+    """Prefix of the segments of one topic, including those that are removed or deleted and not gone yet."""
+    return segment(f"segment://{topic_name}/")
+
+
+def owners_of_topic(topic_name: str) -> str:
+    """Prefix of the owners of these segments."""
+    return segment_owner(f"segment://{topic_name}/")
 
 
 def segment_owner(segment_id: str) -> str:

@@ -59,6 +59,15 @@ GcRetentionOption = Annotated[
     int | None,
     typer.Option(parser=duration_parser(0), metavar="DURATION", help="How long a finished transaction is remembered."),
 ]
+KeyRetentionOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=duration_parser(1),
+        metavar="DURATION",
+        help="How long an unused transaction key is remembered, unless it has committed a version. "
+        "[default: 604800000, 7 days]",
+    ),
+]
 SkewOption = Annotated[
     int | None,
     typer.Option(
@@ -213,6 +222,7 @@ def dev(
     timeout_sweep_interval_ms: SweepOption = None,
     gc_interval_ms: GcIntervalOption = None,
     gc_retention_ms: GcRetentionOption = None,
+    key_retention_ms: KeyRetentionOption = None,
     max_clock_skew_ms: SkewOption = None,
     max_ledger_bytes: MaxLedgerOption = None,
     disk_watermark: WatermarkOption = None,
@@ -238,6 +248,7 @@ def dev(
         "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
         "gc_interval_ms": gc_interval_ms,
         "gc_retention_ms": gc_retention_ms,
+        "key_retention_ms": key_retention_ms,
         "max_clock_skew_ms": max_clock_skew_ms,
         "max_ledger_bytes": max_ledger_bytes,
         "disk_watermark": disk_watermark,
@@ -273,6 +284,7 @@ def coordinator(
     timeout_sweep_interval_ms: SweepOption = None,
     gc_interval_ms: GcIntervalOption = None,
     gc_retention_ms: GcRetentionOption = None,
+    key_retention_ms: KeyRetentionOption = None,
     max_clock_skew_ms: SkewOption = None,
     coordinator_id: CoordinatorIdOption = None,
     advertise_url: AdvertiseOption = None,
@@ -291,6 +303,7 @@ def coordinator(
         "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
         "gc_interval_ms": gc_interval_ms,
         "gc_retention_ms": gc_retention_ms,
+        "key_retention_ms": key_retention_ms,
         "max_clock_skew_ms": max_clock_skew_ms,
         "coordinator_id": coordinator_id,
     }

@@ -19,6 +19,7 @@ from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
+from metastore.txn.forgetting import was_deleted
 from metastore.txn.laws.remedies import RECOVER
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
@@ -229,10 +230,9 @@ class Broker:
         if not await self.storage.numbers(directory):
             return True
         segment_id = segment_of(directory)
-        if segment_id is not None and await self.removed(segment_id) is not None:
-            return True
-        owner = await self.store.get(paths.segment_owner(segment_id)) if segment_id is not None else None
-        return owner is not None and bool(OwnerRecord.decode(owner.value).deleted)
+        if segment_id is None:
+            return False
+        return await self.removed(segment_id) is not None or await was_deleted(self.store, segment_id)
 
     async def stop(self) -> None:
         """Close the segments. Ownership of those that others could serve is given up, so that they need not wait for it
@@ -401,10 +401,22 @@ class Broker:
             await self._opened.wait()
 
     async def _until_owned(self, segment_ids: list[str], placement: Placement) -> None:
+        def awaited(among: list[str]) -> list[str]:
+            return [each for each in among if each not in self._keepers and placement.is_awaited(each)]
+
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKEN_WITHIN_S):
-                while any(each not in self._keepers and placement.is_awaited(each) for each in segment_ids):
-                    await placement.changed.wait()
+                waiting = segment_ids
+                while waiting := await self._existing(awaited(waiting), placement):
+                    if awaited(waiting) == waiting:
+                        await placement.changed.wait()
+
+    async def _existing(self, segment_ids: list[str], placement: Placement) -> list[str]:
+        """These segments without those of which nothing is left. What the watch does not show may also be too new."""
+        unseen = [paths.segment(each) for each in segment_ids if not placement.sees(each)]
+        found = await self.store.get_each(unseen) if unseen else {}
+        gone = {key for key, record in found.items() if record is None}
+        return [each for each in segment_ids if paths.segment(each) not in gone]
 
     async def drop(self, segment_id: str) -> None:
         """Stop keeping a segment, because it was deleted."""

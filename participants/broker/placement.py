@@ -157,6 +157,10 @@ class Placement:
         is_deleted = record is not None and OwnerRecord.decode(record.value).deleted
         return not is_deleted and self.owner(segment_id) is None
 
+    def sees(self, segment_id: str) -> bool:
+        """Whether the watch shows the segment's record."""
+        return paths.segment(segment_id) in self._segments.records
+
     def may_take(self, owner: OwnerRecord) -> bool:
         """Whether a segment with this owner may be taken."""
         return owner.broker == self._broker or not self._is_announced(owner.broker)

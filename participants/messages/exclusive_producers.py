@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import CheckFailed
-from metastore.incarnation import first_number
 from metastore.txn import paths
+from metastore.txn.forgetting import beginning
 from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
 from metastore.types import Absent, AtVersion, Batch, Record
 from metastore.versions import ClusterVersion, Feature
@@ -56,12 +56,14 @@ class ExclusiveProducers:
             if topic is None or TopicRecord.decode(topic.value).deleted:
                 raise not_found(topic_name)
             hold = ExclusiveProducerRecord.decode(stored.value) if stored is not None else None
-            claimed = await self._claimed(topic_name, hold, claim)
             batch = self._store.batch().check(AtVersion(topic_key, topic.version))
-            if stored is not None:
+            if stored is not None and hold is not None:
+                claimed = self._claimed(topic_name, hold, claim)
                 batch.replace(stored, claimed.encode())
             else:
-                batch.create(hold_key, claimed.encode())
+                first = await beginning(self._store)
+                claimed = self._claimed(topic_name, ExclusiveProducerRecord(epoch=first.number), claim)
+                batch.check(first.check).create(hold_key, claimed.encode())
             try:
                 await self._store.apply(batch)
             except CheckFailed:
@@ -69,18 +71,19 @@ class ExclusiveProducers:
             return claimed
         raise patience.over(f"topic {topic_name}")
 
-    async def _claimed(
-        self, topic_name: str, hold: ExclusiveProducerRecord | None, claim: Claim
-    ) -> ExclusiveProducerRecord:
+    def _claimed(self, topic_name: str, hold: ExclusiveProducerRecord, claim: Claim) -> ExclusiveProducerRecord:
         now_ms = self._clock()
         until_ms = now_ms + claim.ttl_ms
-        if hold is not None and hold.session == claim.session:
+        if hold.session == claim.session:
             return hold.model_copy(update={"until_ms": until_ms})
-        if hold is not None and hold.held and not (claim.fence or hold.is_over(now_ms)):
+        if hold.held and not (claim.fence or hold.is_over(now_ms)):
             raise _held(topic_name, hold)
-        epoch = hold.epoch + 1 if hold is not None else 1 + await first_number(self._store)
         return ExclusiveProducerRecord(
-            epoch=epoch, session=claim.session, producer=claim.producer, claimed_ms=now_ms, until_ms=until_ms
+            epoch=hold.epoch + 1,
+            session=claim.session,
+            producer=claim.producer,
+            claimed_ms=now_ms,
+            until_ms=until_ms,
         )
 
     async def keep_alive(self, topic_name: str, epoch: int, ttl_ms: int) -> ExclusiveProducerRecord:

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
-from metastore.incarnation import first_number
 from metastore.keys import prefix_end
 from metastore.txn import paths
+from metastore.txn.forgetting import beginning
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import ExclusiveProducerRecord, SchemaHistory, TopicRecord
 from metastore.types import Batch, Record
@@ -62,33 +62,39 @@ class Topics:
         if format is not None:
             feature = Feature.KAFKA if format == "kafka" else Feature.PULSAR
             await require(self._store, self._version, feature)
-        tombstone = await self._store.get(paths.topic(name))
-        first = _next_segment(name, tombstone) if tombstone else await first_number(self._store)
         width = (HASH_RANGE_END + 1) / segments
         bounds = [round(width * index) for index in range(segments + 1)]
         ranges = [(low, high - 1) for low, high in pairwise(bounds)]
-        ids = tuple(new_segment_id(name, low, high, first + number) for number, (low, high) in enumerate(ranges))
-        topic = TopicRecord(
-            name=name,
-            segments=ids,
-            next_segment=first + segments,
-            created_ms=created_ms,
-            arrow_schema=schemas.encode_schema(schema) if schema is not None else None,
-            format=format,
-            schema_history=SchemaHistory(version=1, created_ms=created_ms) if schema is not None else None,
-        )
-        next_offset = 0 if format == "kafka" else None
-        batch = self._store.batch()
-        if tombstone is not None:
-            batch.replace(tombstone, topic.encode())
-        else:
-            batch.create(paths.topic(name), topic.encode())
-        self._create_segments(batch, name, ids, ranges, storage, next_offset)
-        try:
-            await self._store.apply(batch)
-        except CheckFailed:
-            raise _exists(name) from None
-        return topic
+        patience = Patience()
+        while await patience.lasts():
+            batch = self._store.batch()
+            tombstone = await self._store.get(paths.topic(name))
+            if tombstone is not None:
+                first = _next_segment(name, tombstone)
+            else:
+                first, unchanged = await beginning(self._store)
+                batch.check(unchanged)
+            ids = tuple(new_segment_id(name, low, high, first + number) for number, (low, high) in enumerate(ranges))
+            topic = TopicRecord(
+                name=name,
+                segments=ids,
+                next_segment=first + segments,
+                created_ms=created_ms,
+                arrow_schema=schemas.encode_schema(schema) if schema is not None else None,
+                format=format,
+                schema_history=SchemaHistory(version=1, created_ms=created_ms) if schema is not None else None,
+            )
+            if tombstone is not None:
+                batch.replace(tombstone, topic.encode())
+            else:
+                batch.create(paths.topic(name), topic.encode())
+            self._create_segments(batch, name, ids, ranges, storage, 0 if format == "kafka" else None)
+            try:
+                await self._store.apply(batch)
+            except CheckFailed:  # it was created or forgotten meanwhile, or another one was forgotten
+                continue
+            return topic
+        raise patience.over(f"topic {name}")
 
     async def add_partitions(self, stored: StoredTopic, count: int, storage: str) -> TopicRecord:
         """Give a topic with the format `kafka` this many more partitions, as segments that belong to `storage`, in one

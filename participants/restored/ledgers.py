@@ -20,7 +20,8 @@ from metastore.api import MetadataStore
 from metastore.check import dump
 from metastore.keys import unescape
 from metastore.txn import paths
-from metastore.txn.records.segments import LedgerRecord, OwnerRecord, SegmentRecord
+from metastore.txn.forgetting import was_deleted
+from metastore.txn.records.segments import LedgerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Batch, Record
 from metatxn.wire.names import SegmentParts, number_of_segment, topic_of_segment
@@ -87,7 +88,7 @@ async def survey(store: MetadataStore, storage: LedgerStorage) -> LedgerSurvey:
     for directory in sorted(directories):
         numbers = await storage.numbers(directory)
         named = segment_of(directory)
-        if not numbers or (named is not None and await _was_deleted(store, named)):
+        if not numbers or (named is not None and await was_deleted(store, named)):
             continue
         if named is None or number_of_segment(named) < 0:
             found.unnamed.append(directory)
@@ -109,11 +110,6 @@ async def _is_there(segment: str, ledger: LedgerRecord, storage: LedgerStorage) 
     except LedgerMissing:
         return False
     return True
-
-
-async def _was_deleted(store: MetadataStore, segment: str) -> bool:
-    owner = await store.get(paths.segment_owner(segment))
-    return owner is not None and bool(OwnerRecord.decode(owner.value).deleted)
 
 
 class Ledgers:

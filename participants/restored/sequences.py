@@ -7,7 +7,7 @@ assigned again.
 
 It is not known how many numbers were assigned since. But no counter grows faster than the clock, and ids no faster than
 `IDS_PER_MS`, so each counter leaps to the time of the recovery, in these units, unless it is ahead of that. Counters
-that were created after the backup begin there, too (`metastore.incarnation.first_number`).
+that were created after the backup begin there, too (`metastore.txn.forgetting.beginning`).
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
+from metastore.txn.forgetting import beginning
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.types import AtVersion, Record
 from metatxn.service.patience import Patience
@@ -45,6 +46,11 @@ class Definition:
     def last_dropped(self) -> int:
         """The last incarnation that was dropped, or 0."""
         return self.record.incarnation - (0 if self.record.deleted else 1)
+
+    @property
+    def as_dropped(self) -> Definition:
+        """The same, as it is once it was dropped."""
+        return replace(self, record=self.record.model_copy(update={"deleted": True}))
 
     @property
     def uncommitted(self) -> bool:
@@ -154,12 +160,14 @@ class Definitions:
                 _check_same(topic, name, before, wanted)
                 return _definition(topic, known)
             found = await starts() if wanted.initial == "latest" else {}
-            record = _begun(wanted, before.incarnation + 1 if before else 1, found)
             batch = self._store.batch().replace(topic_record, topic_record.value)
-            if known is not None:
+            if known is not None and before is not None:
+                record = _begun(wanted, before.incarnation + 1, found)
                 batch.replace(known, record.encode())
             else:
-                batch.create(key, record.encode())
+                first = await beginning(self._store)
+                record = _begun(wanted, max(first.number, 1), found)
+                batch.check(first.check).create(key, record.encode())
             try:
                 applied = await self._store.apply(batch)
             except CheckFailed:
@@ -198,10 +206,10 @@ class Definitions:
             return Definition(topic, name, record, AtVersion(known.key, applied.revision))
         raise patience.over(f"topic {topic} or its subscription {name}")
 
-    async def drop(self, topic: str, name: str) -> Definition:
+    async def drop(self, topic: str, name: str, now_ms: int) -> Definition:
         """Drop the subscription: from now on nothing of it can be stored. Returns what was dropped, now or earlier.
 
-        Raises NOT_FOUND if it never existed.
+        Raises NOT_FOUND if it never existed, or is forgotten.
         """
         patience = Patience()
         while await patience.lasts():
@@ -211,7 +219,8 @@ class Definitions:
             found = _definition(topic, known)
             if found.record.deleted:
                 return found
-            tombstone = found.record.model_copy(update={"deleted": True, "starts": None, "acked": None})
+            dropped = {"deleted": True, "deleted_ms": now_ms, "starts": None, "acked": None}
+            tombstone = found.record.model_copy(update=dropped)
             try:
                 await self._store.apply(self._store.batch().replace(known, tombstone.encode()))
             except CheckFailed:

@@ -171,9 +171,14 @@ class SegmentSubscriptions:
 
     async def reconcile(self) -> None:
         """Find decisions and dropped subscriptions that no watch event has reported."""
-        for definition in await Definitions(self._store).of_topic(self._segment.record.topic) if self._open else ():
-            known = self._open.get(definition.name)
-            if known is not None and known.definition.record.incarnation <= definition.last_dropped:
+        known = dict(self._open)
+        found = await Definitions(self._store).of_topic(self._segment.record.topic) if known else []
+        stored = {definition.name: definition for definition in found}
+        for name, subscription in known.items():
+            definition = stored.get(name)
+            if definition is None:  # dropped and forgotten
+                definition = subscription.definition.as_dropped
+            if subscription.definition.record.incarnation <= definition.last_dropped:
                 await self.drop(definition)
         for subscription in self:
             await subscription.reconcile()

@@ -5,13 +5,13 @@ from their topics (see `removal`).
 
 No other broker needs to agree: once the generation is bumped, no former owner can store anything, and every broker that
 reads the segment's record leaves it alone. What remains are tombstones of the topic (so that the numbers of its
-segments continue), of the owners and of the subscriptions. Every step may be repeated. If one fails, the broker
-finishes the deletion when it next reconciles, even if the request is not repeated; after a crash, another request or a
-broker that starts does so. The bytes are deleted by a broker that has their storage.
+segments continue) and of the subscriptions, until they are forgotten (see `forgetting`). Every step may be repeated. If
+one fails, the broker finishes the deletion when it next reconciles, even if the request is not repeated; after a crash,
+another request or a broker that starts does so. The bytes are deleted by a broker that has their storage.
 
-Of a segment that was removed nothing remains, not even the tombstone of its owner. That goes last, together with the
-segment's record: until then every deletion checks it. Later nothing can be written for the segment, because every
-write checks one of the two records at a version, and an owner can only be made beside the segment's record.
+Of a segment nothing remains, not even the tombstone of its owner. That goes last, together with the segment's record:
+until then every deletion checks it. Later nothing can be written for the segment, because every write checks one of the
+two records at a version, and an owner can only be made beside the segment's record.
 
 An open transaction that wrote to the topic loses its operations there and ends like any other (scenario 38).
 """
@@ -28,6 +28,7 @@ from metastore.txn import paths
 from metastore.txn.read_holds import end_holds
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.types import AtVersion, Record
+from metastore.versions import Feature
 from metatxn.service.patience import Patience
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
@@ -76,7 +77,8 @@ class Deletion:
             raise not_found(name)
         if stored.topic.deleted:
             return stored
-        tombstone = stored.topic.model_copy(update={"deleted": True, **_FORGOTTEN})
+        deleted = {"deleted": True, "deleted_ms": self._broker.clock(), **_FORGOTTEN}
+        tombstone = stored.topic.model_copy(update=deleted)
         batch = self._store.batch().replace(stored.record, tombstone.encode())
         end_hold(batch, name, await self._store.get(paths.exclusive_producer(name)))
         try:
@@ -91,7 +93,7 @@ class Deletion:
         name = tombstone.topic.name
         for definition in await Definitions(self._store).of_topic(name):
             if not definition.record.deleted:
-                await Definitions(self._store).drop(name, definition.name)
+                await Definitions(self._store).drop(name, definition.name, self._broker.clock())
         await end_holds(self._store, paths.read_holds(name))
         for segment_id in tombstone.topic.segments:
             await self.finish_segment(segment_id)
@@ -192,10 +194,13 @@ class Deletion:
                 segment=segment_id,
             ) from error
         batch = self._store.batch().remove(stored)
-        topic = await self._broker.topics.get_or_tombstone(record.topic)
-        if topic is not None and topic.topic.had(segment_id):
+        if self._broker.version.allows(Feature.FORGETTING) or await self._was_removed(record.topic, segment_id):
             batch.check(owner).delete(owner.key)
         await self._store.apply(batch)
+
+    async def _was_removed(self, topic_name: str, segment_id: str) -> bool:
+        topic = await self._broker.topics.get_or_tombstone(topic_name)
+        return topic is not None and topic.topic.had(segment_id)
 
 
 def owner_tombstone(before: OwnerRecord | None) -> OwnerRecord:

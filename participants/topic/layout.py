@@ -33,6 +33,7 @@ from participants.messages.topics import StoredTopic, segment_not_found
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 from participants.topic.deletion import Deletion
+from participants.topic.forgetting import Forgetting
 from participants.topic.removal import Removal
 from participants.topic.retention import Retention
 
@@ -57,6 +58,7 @@ class LayoutUpkeep:
         self.deletion = Deletion(broker)
         self.retention = Retention(broker)
         self.removal = Removal(broker, self.deletion)
+        self.forgetting = Forgetting(broker)
         self._settling: dict[str, asyncio.Task[None]] = {}
         broker.attach(self)
 
@@ -313,6 +315,7 @@ class LayoutUpkeep:
             await self.deletion.finish_begun()
             await self.retention.look()
             await self.removal.look()
+            await self.forgetting.look()
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:
             log.warning("layout not reconciled, which will be repeated", error=str(error))
 

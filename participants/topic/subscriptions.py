@@ -191,7 +191,7 @@ class Subscriptions:
     async def drop(self, topic: str, name: str, authorization: str | None = None) -> None:
         """Drop the subscription. It is gone at once, and its records are deleted before this returns, as far as the
         owners of the segments are available; the others delete them later. Raises NOT_FOUND."""
-        await self._definitions.drop(topic, name)
+        await self._definitions.drop(topic, name, self._broker.clock())
         dropped = await self._definitions.get_or_tombstone(topic, name)
         others = {error.owner_url for error in await self._drop_here(dropped) if isinstance(error, errors.NotOwner)}
         for url in others:

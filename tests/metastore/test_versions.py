@@ -336,6 +336,7 @@ OF_2: dict[str, tuple[str, bytes]] = {
     "counts of deliveries": (paths.delivery_counts(SEGMENT, "s", 1), b'{"through":"1:0:0"}'),
     "drain": (paths.drain_of_storage("a"), b'{"since_ms":1}'),
     "key of a producer of Kafka's": (paths.transaction_key(None, "k"), KEY_OF_KAFKA),
+    "where counters continue": (paths.FIRST_NUMBER, b'{"number":7}'),
     "quota": (paths.DEFAULT_QUOTA, QuotaRecord(requests_per_second=1).encode()),
     "use of quotas": (paths.quota_use("a"), b'{"uses":{}}'),
     "offset in a transaction": (f"{paths.OPS}{'0' * 31}1/{'s'}:o:g", OFFSET),
@@ -412,6 +413,7 @@ NEEDS_2: dict[str, str] = {
     "DeliveryCountsRecord": "through counts",
     "DrainRecord": "since_ms",
     "ExclusiveProducerRecord": "epoch session producer claimed_ms until_ms",
+    "FirstNumber": "number",
     "FormerSchema": "version arrow_schema created_ms",
     "GroupRecord": "generation updated_ms",
     "LedgerRecord": "hidden hidden_bytes form former first_offset",
@@ -438,6 +440,8 @@ WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
     "OwnerRecord": "listeners",
     "Prepared": "renewed_ms renewals",  # only shown
     "ProcessRecord": "service url release speaks",  # for whoever raises the version
+    "SubscriptionRecord": "deleted_ms",  # it decides only when something is forgotten
+    "TopicRecord": "deleted_ms",  # the same
     "VersionRecord": "version finalized_ms",
 }
 

@@ -38,6 +38,8 @@ class Service(Protocol):
 
 _DRAIN_TIMEOUTS_MS = (1, 3_000, 20_000)
 """Of a broker that is stopped."""
+_KEY_RETENTIONS_MS = (2_000, 10_000, 604_800_000)
+"""How long an unused transaction key is remembered."""
 
 
 class Role:
@@ -98,6 +100,7 @@ class Cluster:
         """What brokers share; None: each has its own disk."""
         random = world.generator("skew")
         self._id_block_size = world.generator("bounds").choice(_ID_BLOCK_SIZES)
+        self._key_retention_ms = self.world.generator("keys").choice(_KEY_RETENTIONS_MS)
         self.survivor = Survivor(self.store, self._id_block_size)
         self.most_ms = most_ms = random.choice((0, 200, MAX_SKEW_MS))
         """By how much a clock may be off."""
@@ -119,7 +122,7 @@ class Cluster:
     def _maker(self, name: str) -> Callable[[Process], Service]:
         if name in COORDINATORS:
             return lambda process: SimulatedCoordinator(
-                self.store, self.network, process, 2 * self.most_ms, self._id_block_size
+                self.store, self.network, process, 2 * self.most_ms, self._id_block_size, self._key_retention_ms
             )
         place = self.objects or self.devices[name]
         max_ledger_bytes = ledger_bytes(self.world.seed, DEFAULT_MAX_LEDGER_BYTES)

@@ -31,6 +31,7 @@ _WITH_STATES = (
     paths.EXCLUSIVE_PRODUCERS,
     paths.READ_HOLDS,
 )
+_COUNTED = (paths.SUBSCRIPTIONS, paths.TRANSACTION_KEYS, paths.EXCLUSIVE_PRODUCERS)
 _THERE = "there"
 
 
@@ -403,6 +404,12 @@ class History:
     """What is there in the end although the last policies free it."""
     epochs: dict[str, list[tuple[Revision, int]]] = field(default_factory=dict)
     """Of each transaction key, when it came to which epoch."""
+    forgotten_keys: dict[str, list[Revision]] = field(default_factory=dict)
+    """Of each transaction key, when its record went."""
+    counted: dict[str, list[tuple[Revision, int]]] = field(default_factory=dict)
+    """Of each subscription, transaction key and exclusive producer, by the key of its record, when it came to which
+    incarnation or epoch: each change of the number, and the first one after the record was gone."""
+    _gone: set[str] = field(default_factory=set)
     layouts: dict[str, list[str]] = field(default_factory=dict)
     """Of each topic its segments in the end, parents before their children."""
     states: dict[str, list[tuple[Revision, str | None]]] = field(default_factory=dict)
@@ -421,6 +428,9 @@ class History:
     _compacted: dict[str, Revision] = field(default_factory=dict)
     bare: list[str] = field(default_factory=list)
     """The segments that were left then although nothing was left in them and nothing needed them."""
+    tombstones: list[str] = field(default_factory=list)
+    """The records of deleted topics and dropped subscriptions that were left then, although they were to be forgotten
+    soon."""
 
     @property
     def aborted(self) -> set[str]:
@@ -475,16 +485,21 @@ class History:
         for event in changes.events:
             if event.key.startswith(_WITH_STATES):
                 self._hear_state(event, changes.revision)
+            if event.key.startswith(_COUNTED):
+                self._hear_number(event, changes.revision)
             if event.key.startswith(paths.SEGMENTS):
                 self._hear_compaction(event, changes.revision)
             if event.key == paths.GC_HORIZON and event.record is not None:
                 self.gc_horizons.append(GcHorizon.decode(event.record.value).revision)
             elif event.key.startswith(paths.HEADERS):
                 self._hear_header(event, changes.revision)
-            elif event.key.startswith(paths.TRANSACTION_KEYS) and event.record is not None:
+            elif event.key.startswith(paths.TRANSACTION_KEYS):
                 _, key = paths.parse_transaction_key(event.key)
-                epoch = TransactionKey.decode(event.record.value).epoch
-                self.epochs.setdefault(key, []).append((changes.revision, epoch))
+                if event.record is None:
+                    self.forgotten_keys.setdefault(key, []).append(changes.revision)
+                else:
+                    epoch = TransactionKey.decode(event.record.value).epoch
+                    self.epochs.setdefault(key, []).append((changes.revision, epoch))
 
     def was_held(self, topic: str, revision: Revision) -> str | None:
         """A hold of the topic that was there before the change at `revision`, and after it."""
@@ -497,6 +512,17 @@ class History:
         if compacted > self._compacted.get(event.key, 0):
             self._compacted[event.key] = compacted
             self.compactions.append((revision, unescape(event.key.removeprefix(paths.SEGMENTS))))
+
+    def _hear_number(self, event: Event, revision: Revision) -> None:
+        if event.record is None:
+            self._gone.add(event.key)
+            return
+        record = json.loads(event.record.value)
+        number = record["incarnation"] if "incarnation" in record else record["epoch"]
+        known = self.counted.setdefault(event.key, [])
+        if not known or known[-1][1] != number or event.key in self._gone:
+            known.append((revision, number))
+        self._gone.discard(event.key)
 
     def _hear_state(self, event: Event, revision: Revision) -> None:
         record = json.loads(event.record.value) if event.record is not None else {"deleted": True}

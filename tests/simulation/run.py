@@ -17,9 +17,12 @@ from metastore.check import StoreCheck
 from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.subscriptions import SubscriptionRecord
+from metastore.txn.records.topics import TopicRecord
 from metastore.types import Record
 from participants.broker.broker import Broker
 from participants.segment import indexing
+from participants.topic import forgetting
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror
 from tests.bounds import applied, drawn
@@ -48,6 +51,8 @@ LOOK_EVERY_S = 2.0
 CHECK_LAWS_EVERY_S = 7.0
 _LOOKS = 40
 _BETWEEN_LOOKS_S = 0.25
+FORGOTTEN_SOON_S = 60
+"""Records are waited for that are to be forgotten within so long, whatever the clocks say."""
 _TENDED_WITHIN_MS = 6 * RECONCILE_INTERVAL_MS
 """One look finds that a segment is idle, one more that its ledger can be indexed; the others are for what is slow."""
 _FORGOTTEN_WITHIN_S = max(2 * RECONCILE_INTERVAL_MS, 1.2 * SURVEY_INTERVAL_MS) / 1000
@@ -232,16 +237,27 @@ async def _tend_idle_segments(cluster: Cluster, history: History) -> None:
     some looks of its broker."""
     history.few_outcomes = indexing.FEW_OUTCOMES
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + (indexing.IDLE_MS + _TENDED_WITHIN_MS) / 1000
+    soon_s = (forgetting.FORGET_AFTER_MS + forgetting.LOOK_EVERY_MS + 2 * cluster.most_ms) / 1000
+    deadline = loop.time() + (indexing.IDLE_MS + _TENDED_WITHIN_MS) / 1000 + min(soon_s, FORGOTTEN_SOON_S)
     while True:
         prefix = paths.SEGMENT_STATES
         keys = [record.key.removeprefix(prefix).split("/") for record in cluster.store.records(prefix)]
         history.outcomes = Counter(unescape(segment) for segment, kind, *_ in keys if kind == "outcome")
         history.bare = _removable(cluster)
+        history.tombstones = _to_forget(cluster) if soon_s < FORGOTTEN_SOON_S else []
         few = all(count < history.few_outcomes for count in history.outcomes.values())
-        if loop.time() > deadline or (few and not history.bare):
+        if loop.time() > deadline or (few and not history.bare and not history.tombstones):
             return
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _to_forget(cluster: Cluster) -> list[str]:
+    """The records of deleted topics and dropped subscriptions."""
+    topics = [(each.key, TopicRecord.decode(each.value).deleted) for each in cluster.store.records(paths.TOPICS)]
+    subscriptions = [
+        (each.key, SubscriptionRecord.decode(each.value).deleted) for each in cluster.store.records(paths.SUBSCRIPTIONS)
+    ]
+    return [key for key, deleted in (*topics, *subscriptions) if deleted]
 
 
 def _removable(cluster: Cluster) -> list[str]:

@@ -96,7 +96,13 @@ class SimulatedCoordinator(CoordinatorService):
     """`skew_ms`: how far the clocks of two processes may be apart."""
 
     def __init__(
-        self, server: StoreServer, network: Network, process: Process, skew_ms: int, id_block_size: int
+        self,
+        server: StoreServer,
+        network: Network,
+        process: Process,
+        skew_ms: int,
+        id_block_size: int,
+        key_retention_ms: int,
     ) -> None:
         self._name = process.name
         super().__init__(
@@ -106,6 +112,7 @@ class SimulatedCoordinator(CoordinatorService):
             timeout_sweep_interval_ms=TIMEOUT_SWEEP_INTERVAL_MS,
             gc_interval_ms=GC_INTERVAL_MS,
             gc_retention_ms=GC_RETENTION_MS + skew_ms,
+            key_retention_ms=key_retention_ms + skew_ms,
             survey_interval_ms=SURVEY_INTERVAL_MS,
             id_block_size=id_block_size,
         )

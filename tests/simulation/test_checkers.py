@@ -92,6 +92,7 @@ def true_story() -> History:
         T3: Decision(header(TxnState.ABORTED), 30),
     }
     history.epochs = {"nightly": [(1, 1)]}
+    history.counted = {paths.transaction_key(None, "nightly"): [(1, 1)]}
     by = {"by": f"{connection('nightly', 1)} for version 1"}
     history.under_keys = {T1: header(TxnState.OPEN, key="nightly", epoch=1, properties=by)}
     history.answered_begins = [Begun(T1, "client", "client")]
@@ -385,6 +386,14 @@ def under_a_stale_epoch(history: History) -> None:
     history.epochs["nightly"].append((15, 2))
 
 
+def epoch_of_a_forgotten_key(history: History) -> None:
+    history.counted[paths.transaction_key(None, "nightly")] += [(15, 2), (30, 2)]
+
+
+def segment_again(history: History) -> None:
+    history.states[paths.segment(SEGMENT)] = [(1, "active"), (5, None), (9, "active")]
+
+
 def begun_by_who_has_not_connected(history: History) -> None:
     history.under_keys[T2] = header(TxnState.OPEN, key="nightly", epoch=1, properties={"by": "somebody"})
 
@@ -520,6 +529,10 @@ def held_read_of_a_later_decision(history: History) -> None:
 
 def kept_for_nothing(history: History) -> None:
     history.bare = [SEGMENT]
+
+
+def tombstone_for_ever(history: History) -> None:
+    history.tombstones = [TOPIC]
 
 
 def as_many_outcomes_as_an_idle_segment_is_rolled_for(history: History) -> None:
@@ -697,7 +710,12 @@ LIES: dict[str, list[Lie]] = {
         held_read_of_a_later_decision,
     ],
     "frees what the policy frees": [not_freed],
-    "the store is bounded": [as_many_outcomes_as_an_idle_segment_is_rolled_for, kept_for_nothing],
+    "no number is given out twice": [epoch_of_a_forgotten_key, segment_again],
+    "the store is bounded": [
+        as_many_outcomes_as_an_idle_segment_is_rolled_for,
+        kept_for_nothing,
+        tombstone_for_ever,
+    ],
     "Kafka's clients have one output for each input": [
         input_that_is_lost,
         output_that_is_repeated,

@@ -6,7 +6,7 @@ from metastore.txn import paths
 from metastore.txn.laws.law import MalformedKeyError, Problems, View, decoded, named, parsed_key, parsed_number
 from metastore.txn.laws.remedies import RECOVER, RESTORE, RESTORE_AGAIN
 from metastore.txn.records.processes import DrainRecord, Incarnation, VersionRecord
-from metastore.txn.records.transactions import GcHorizon
+from metastore.txn.records.transactions import FirstNumber, GcHorizon
 from metastore.types import Record
 from metastore.versions import FIRST, SPEAKS, too_new
 
@@ -32,6 +32,13 @@ def horizon_law(record: Record, view: View) -> Problems:
     if not 0 <= horizon.revision < record.version:
         problem = f"the horizon {horizon.revision} lies in the future: it was written at revision {record.version}"
         yield problem, "Every snapshot read would be refused. After a restore into a new store, delete this key."
+
+
+def first_number_law(record: Record, view: View) -> Problems:
+    if record.key != paths.FIRST_NUMBER:
+        raise MalformedKeyError(f"expected {paths.FIRST_NUMBER}")
+    if decoded(record, FirstNumber.decode).number < 0:
+        yield "the number is negative, so counters could give out numbers again", RESTORE
 
 
 def incarnation_law(record: Record, view: View) -> Problems:

@@ -140,8 +140,8 @@ class SegmentRecord(JsonRecord):
 class OwnerRecord(JsonRecord):
     """`/segment-owner/<id>`: written once per generation; every apply of the owner checks it (DESIGN §5.2).
 
-    Without a `broker` it has no owner: the last one gave it up. For the segment of a deleted topic a tombstone remains,
-    at a generation that no broker has; for one that was removed from its topic, until nothing else is left of it.
+    Without a `broker` it has no owner: the last one gave it up. Of a segment that was removed, or deleted with its
+    topic, a tombstone remains, at a generation that no broker has, until nothing else is left of it.
 
     `listeners` are the other addresses of the broker, by the names of the listeners that clients use.
     """

@@ -10,11 +10,12 @@ from metastore.txn.records.json_record import JsonRecord
 class SubscriptionRecord(JsonRecord):
     """`/subscription/<topic>/<subscription>`: written when it is created, and when it is dropped.
 
-    Every ack operation and every write of a cursor checks it, so that no write for a dropped one can take effect. The
-    record remains as a tombstone: if it is created again, the subscription has the next incarnation. `starts` is, by
-    segment, where a subscription begins that began with `latest` or was moved; on all other segments it begins with the
-    earliest entry. `acked` has, by segment, ranges after that place that count as acknowledged from the beginning, each
-    from `ledger:entry:index` up to, but not including, another place.
+    Every ack operation and every write of a cursor checks it, so that no write for a dropped one can take effect. Since
+    `deleted_ms` the record remains as a tombstone, until it is forgotten (DESIGN §5.26): if it is created again, the
+    subscription has a later incarnation. `starts` is, by segment, where a subscription begins that began with `latest`
+    or was moved; on all other segments it begins with the earliest entry. `acked` has, by segment, ranges after that
+    place that count as acknowledged from the beginning, each from `ledger:entry:index` up to, but not including,
+    another place.
     """
 
     incarnation: int
@@ -31,6 +32,7 @@ class SubscriptionRecord(JsonRecord):
     starts: dict[str, str] | None = None
     acked: dict[str, tuple[tuple[str, str], ...]] | None = None
     deleted: bool | None = None
+    deleted_ms: int | None = None
 
 
 class MarkDelete(JsonRecord):

@@ -30,8 +30,8 @@ class SchemaHistory(JsonRecord):
 class TopicRecord(JsonRecord):
     """`/topic/<name>`. `next_segment` is the number of the next segment: segment ids are never reused.
 
-    A deleted topic remains as a tombstone, so that the counter survives; `segments` are then those that are not
-    completely deleted yet.
+    A deleted topic remains as a tombstone, so that the counter survives, until it is forgotten (DESIGN §5.26);
+    `segments` are then those that are not completely deleted yet, and `deleted_ms` is when it was deleted.
 
     `first_segment` is the number of the first segment that the topic had. It is known once a segment was removed, and
     tells such a segment from one that never was in this topic (see `had`).
@@ -52,6 +52,7 @@ class TopicRecord(JsonRecord):
     first_segment: int | None = None
     format: TopicFormat | None = None
     schema_history: SchemaHistory | None = None
+    deleted_ms: int | None = None
 
     @property
     def schema_version(self) -> int:
@@ -81,8 +82,8 @@ class TopicRecord(JsonRecord):
 
 class ExclusiveProducerRecord(JsonRecord):
     """`/exclusive-producer/<topic>`. With a `session`, only entries of this epoch may be appended to the topic; without
-    one, only entries without an epoch. `producer` is a name for people. The record stays when a hold has ended, so that
-    no epoch is used twice."""
+    one, only entries without an epoch. `producer` is a name for people. The record stays when a hold has ended, as long
+    as the topic's, so that no epoch is used twice."""
 
     epoch: int
     session: str | None = None

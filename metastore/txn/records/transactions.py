@@ -97,7 +97,8 @@ class RememberedWriters(JsonRecord):
 
 
 class TransactionKey(JsonRecord):
-    """`/txn-key/<owner>&<key>`: fencing and idempotence. Deleting leaves a tombstone, so that epochs never repeat.
+    """`/txn-key/<owner>&<key>`: fencing and idempotence. Deleting leaves a tombstone. What is not used is forgotten
+    (DESIGN §5.26), and epochs never repeat.
 
     `session` names the connection that holds `epoch`, if it gave a name: connecting again with the same name returns
     the same epoch instead of incrementing it. `fenced_sessions` are the last sessions that were taken over from.
@@ -132,3 +133,10 @@ class GcHorizon(JsonRecord):
         times = [time for time in (self.finalized_ms, other.finalized_ms) if time is not None]
         revision = max(self.revision, other.revision)
         return self.model_copy(update={"revision": revision, "finalized_ms": max(times, default=None)})
+
+
+class FirstNumber(JsonRecord):
+    """`/gc/first-number`: where a counter continues that the store does not know, because its record was forgotten
+    (DESIGN §5.26): of segments of a topic, of incarnations of a subscription, of epochs."""
+
+    number: int

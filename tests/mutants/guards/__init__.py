@@ -12,6 +12,7 @@ from tests.mutants.guards.consumers import CONSUMERS
 from tests.mutants.guards.coordinator import COORDINATOR
 from tests.mutants.guards.draining import DRAINING
 from tests.mutants.guards.exclusive import EXCLUSIVE
+from tests.mutants.guards.forgetting import FORGETTING
 from tests.mutants.guards.gateways import GATEWAYS
 from tests.mutants.guards.hidden import HIDDEN
 from tests.mutants.guards.ledgers import LEDGERS
@@ -40,6 +41,7 @@ GUARDS = (
     *DRAINING,
     *EXCLUSIVE,
     *READ_HOLDS,
+    *FORGETTING,
     *CONSUMERS,
     *BATCHES,
     *POLICIES,

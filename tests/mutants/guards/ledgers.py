@@ -257,7 +257,7 @@ LEDGERS = (
         "deleted-segment-comes-back",
         "the rest of a deleted segment is adopted by nobody",
         _FOUND,
-        "if not numbers or (named is not None and await _was_deleted(store, named)):",
+        "if not numbers or (named is not None and await was_deleted(store, named)):",
         "if not numbers:",
         tests=("tests/participants/restored/test_rules.py::test_the_rest_of_a_deleted_segment_is_adopted_by_nobody",),
     ),

@@ -15,6 +15,7 @@ import pytest
 from metastore.errors import OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord
+from metastore.versions import FIRST, SPEAKS
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
@@ -35,7 +36,7 @@ from tests.participants.broker.stories import (
 from tests.participants.segment.faulty_store import INTENT, Fault, deletes
 from tests.participants.segment.world import World, materialized, publish, sending
 
-TOMBSTONES = (paths.TOPICS, paths.SEGMENT_OWNERS, paths.SUBSCRIPTIONS)
+TOMBSTONES = (paths.TOPICS, paths.SUBSCRIPTIONS)
 
 
 async def full(process: BrokerProcess, world: World) -> TxnId:
@@ -293,10 +294,20 @@ async def test_a_broker_that_serves_a_topic_deleted_elsewhere_lets_go_of_it(
     await other.stop()
 
 
-async def test_owners_end_as_tombstones(process: BrokerProcess, world: World) -> None:
+@pytest.mark.parametrize("version", [FIRST, SPEAKS])
+async def test_an_owner_ends_with_its_segment_and_as_a_tombstone_while_there_are_earlier_releases(
+    process: BrokerProcess, world: World, version: int
+) -> None:
+    """Those do not look at `/gc/first-number` when they create a topic."""
+    process.broker.version.current = version
     (name,) = await process.create("t")
     before = (await process.broker.segment(name)).ownership.generation
-    assert await delete(process) == 204
+    held = world.store.fault(Fault(deletes(paths.segment(name)), hold_before=True))
+    deleting = asyncio.create_task(delete(process))
+    await held.reached.wait()
     stored: Any = await world.store.get(paths.segment_owner(name))
     owner = OwnerRecord.decode(stored.value)
     assert owner.deleted and owner.generation == before + 1
+    held.go.set()
+    assert await deleting == 204
+    assert await world.store.get(paths.segment_owner(name)) == (stored if version == FIRST else None)

@@ -8,6 +8,7 @@ to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 9
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Sequence
 from itertools import count
@@ -20,13 +21,13 @@ from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.txn import paths
 from metastore.txn.records.subscriptions import SubscriptionRecord
-from metastore.txn.records.transactions import Header
+from metastore.txn.records.transactions import FirstNumber, Header
 from metatxn.wire import errors
 from metatxn.wire.broker import Message
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
 from metatxn.wire.frames import MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import MessageId
+from metatxn.wire.names import MessageId, number_of_segment
 from metatxn.wire.position import Position
 from participants.broker.placement import wanted
 from participants.messages.exclusive_producers import Claim
@@ -308,6 +309,33 @@ class DeleteTopic(Merge):
 
     async def act(self, life: Life, client: Client) -> None:
         await client.once("delete", lambda: life.layout.deletion.delete(TOPIC))
+
+
+class ForgetTopic(DeleteTopic):
+    """And create it again: its segments and its subscription have other numbers."""
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await super().prepare(life, client)
+        await super().act(life, client)
+        client.txns.pop("acking")  # it lost its operation with the topic
+
+    async def act(self, life: Life, client: Client) -> None:
+        await life.layout.forgetting.forget_due(life.world.now_ms())
+        await client.once("create", lambda: self._create(life))
+        await subscribed(life, client)
+        await send(life, client, LOW, "of the next topic")
+
+    async def _create(self, life: Life) -> None:
+        with contextlib.suppress(errors.AlreadyExists):  # by who has died
+            await created(life)
+        await life.serving()
+
+    async def end(self, life: Life, client: Client) -> None:
+        await super().end(life, client)
+        first = FirstNumber.decode((await life.world.store.inner.scan(paths.FIRST_NUMBER)).records[0].value).number
+        topic = await life.broker.topics.get(TOPIC)
+        assert first == 3, "the topic had three segments"
+        assert [number_of_segment(each) for each in topic.topic.segments] == [first]
 
 
 async def subscribed(life: Life, client: Client) -> None:
@@ -680,6 +708,7 @@ STORIES = (
     Index,
     Compact,
     DeleteTopic,
+    ForgetTopic,
     Acknowledge,
     Expire,
     GiveUp,

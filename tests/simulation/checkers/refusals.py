@@ -171,10 +171,11 @@ def _may_have_acknowledged(other: Asked, asked: Asked) -> bool:
 
 
 def _taken_over(history: History, asked: Asked) -> bool:
-    """By a later epoch of its key."""
+    """By a later epoch of its key, or by nobody, and the key was forgotten."""
     began = history.under_keys.get(asked.txn_id or "")
     key, epoch = (began.key, began.epoch) if began is not None else (asked.key, asked.epoch)
-    return any(
+    forgotten = any(revision <= asked.at_revision for revision in history.forgotten_keys.get(key or "", ()))
+    return forgotten or any(
         revision <= asked.at_revision and epoch is not None and later > epoch
         for revision, later in history.epochs.get(key or "", ())
     )

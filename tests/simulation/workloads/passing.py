@@ -86,5 +86,5 @@ class Caretaker(Actor):
         broker = self.random.choice(self.workload.cluster.broker_urls)
         await self.client.create_topic(broker, topic, self.random.choice((1, 2)))
         self._made += 1
-        subscriptions[topic] = f"subscription-{self._made}"
+        subscriptions[topic] = f"subscription-{self._made % NAMES}"
         await self.client.subscribe(topic, subscriptions[topic], "shared")

@@ -1,0 +1,103 @@
+"""Forgetting deleted topics and dropped subscriptions, of which nothing is left but their tombstones (DESIGN §5.26).
+
+Every broker looks from time to time, whatever it serves. Each step is checked, so two brokers may do the same: what one
+of them has forgotten, the other one passes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from zlib import crc32
+
+import structlog
+
+from metastore.errors import CheckFailed
+from metastore.keys import prefix_end, unescape
+from metastore.txn import paths
+from metastore.txn.forgetting import Counter, forget
+from metastore.txn.records.subscriptions import SubscriptionRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
+from metastore.types import Absent, Check, EmptyRange, Record
+from metastore.versions import Feature
+from participants.broker.broker import Broker
+
+FORGET_AFTER_MS = 3_600_000
+"""How long a tombstone stays, so that a repeated deletion succeeds."""
+LOOK_EVERY_MS = 600_000
+RECORDS_PER_READ = 1_000
+
+log = structlog.get_logger()
+
+
+class Forgetting:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._looked_ms: int | None = None
+
+    async def look(self) -> None:
+        """Forget what is due, if the last look was long enough ago. Raises the store's errors."""
+        now_ms = self._broker.clock()
+        if self._looked_ms is None:  # brokers that start together do not look together
+            self._looked_ms = now_ms - crc32(self._broker.id.encode()) % LOOK_EVERY_MS
+        if not 0 <= now_ms - self._looked_ms < LOOK_EVERY_MS and self._broker.version.allows(Feature.FORGETTING):
+            self._looked_ms = now_ms
+            await self.forget_due(now_ms - FORGET_AFTER_MS)
+
+    async def forget_due(self, until_ms: int) -> None:
+        """Forget what was deleted or dropped by then. Raises the store's errors."""
+        async for record in self._records(paths.SUBSCRIPTIONS):
+            dropped = SubscriptionRecord.decode(record.value)
+            if dropped.deleted and (dropped.deleted_ms or 0) <= until_ms:
+                await self._forget_subscription(record, dropped)
+        async for record in self._records(paths.TOPICS):
+            topic = TopicRecord.decode(record.value)
+            if topic.deleted and not topic.segments and (topic.deleted_ms or 0) <= until_ms:
+                await self._forget_topic(record, topic)
+
+    async def _records(self, prefix: str) -> AsyncIterator[Record]:
+        start, more = prefix, True
+        while more:
+            found = await self._store.range(start, prefix_end(prefix), limit=RECORDS_PER_READ)
+            for record in found.records:
+                yield record
+            more = found.more
+            start = found.records[-1].key + "\0" if found.records else start
+
+    async def _forget_subscription(self, record: Record, dropped: SubscriptionRecord) -> None:
+        topic, name = map(unescape, record.key.removeprefix(paths.SUBSCRIPTIONS).split("/"))
+        async for segment in self._records(paths.segments_of_topic(topic)):
+            if await self._has_any_left(unescape(segment.key.removeprefix(paths.SEGMENTS)), name):
+                return
+        await self._forget([Counter(record, dropped.incarnation)])
+
+    async def _has_any_left(self, segment: str, subscription: str) -> bool:
+        """Whether the segment has a cursor or an acknowledgement of the subscription. None is added once it was
+        dropped, because each is written under a check of its record."""
+        cursors = paths.cursors(segment, subscription)
+        if (await self._store.range(cursors, prefix_end(cursors), limit=1)).records:
+            return True
+        acks = paths.acks_by_subscription(segment, subscription)
+        return bool(await self._store.query_index("acks-by-segment-subscription", acks, prefix_end(acks), limit=1))
+
+    async def _forget_topic(self, record: Record, topic: TopicRecord) -> None:
+        """With its exclusive producer, once its segments and subscriptions are gone."""
+        name = topic.name
+        prefixes = paths.segments_of_topic, paths.owners_of_topic, paths.subscriptions, paths.read_holds
+        checks: list[Check] = [EmptyRange(prefix(name), prefix_end(prefix(name))) for prefix in prefixes]
+        counters = [Counter(record, topic.next_segment - 1)]
+        producer = await self._store.get(paths.exclusive_producer(name))
+        if producer is not None:
+            counters.append(Counter(producer, ExclusiveProducerRecord.decode(producer.value).epoch))
+        else:
+            checks.append(Absent(paths.exclusive_producer(name)))
+        await self._forget(counters, checks)
+
+    async def _forget(self, counters: Sequence[Counter], checks: Sequence[Check] = ()) -> None:
+        keys = [counter.record.key for counter in counters]
+        try:
+            await forget(self._store, counters, *checks)
+        except CheckFailed as failed:
+            log.debug("not forgotten, because something is left or has changed", keys=keys, check=str(failed.check))
+        else:
+            log.info("forgotten", keys=keys)
