@@ -11,6 +11,7 @@ from typing import Any
 
 from metastore.keys import escape, unescape
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Changes
 from metatxn.wire.names import namespace_of
 from tests.simulation.checkers.refusals import topic_of
@@ -109,6 +110,12 @@ class Witness:
             found[segment] = (self._record(paths.segment(segment)) or {}).get("ledgers", [])
         return found
 
+    def can_be_emptied(self, segment: str) -> bool:
+        """Whether the policy may drop everything of the segment, which is sealed, and something is left of it."""
+        told = self._record(paths.segment(segment))
+        record = SegmentRecord.model_validate(told) if told is not None else None
+        return record is not None and record.state == "sealed" and not record.is_bare
+
     def marks(self, topic: str, segment: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """Of each subscription the entry up to which it has acknowledged everything, that one not included."""
         for stored in self._store.records(paths.subscriptions(topic)):
@@ -132,9 +139,13 @@ def over(witness: Witness, topic: str, now_ms: int) -> Iterator[str]:
     kept_ms, kept_bytes = policy.get("retention_ms", -1), policy.get("retention_bytes", -1)
     rows = witness.ledgers(topic)
     left = sum(ledger.get("bytes") or 0 for row in rows.values() for ledger in row)
-    ages = {segment: row[0].get("last_ms") or 0 for segment, row in rows.items() if len(row) > 1}
+    ages = {
+        segment: row[0].get("last_ms") or 0
+        for segment, row in rows.items()
+        if len(row) > 1 or witness.can_be_emptied(segment)
+    }
     for segment, row in rows.items():
-        if segment not in ages:
+        if len(row) < 2:
             continue
         ledger = row[0]
         marks = [] if policy.get("retention") == "hard" else [place for _, place in witness.marks(topic, segment)]
