@@ -199,6 +199,20 @@ PendingAckOption = Annotated[
 ]
 
 
+def sweep_settings(
+    timeout_sweep_interval_ms: int | None,
+    gc_interval_ms: int | None,
+    gc_retention_ms: int | None,
+    key_retention_ms: int | None,
+) -> dict[str, int | None]:
+    return {
+        "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
+        "gc_interval_ms": gc_interval_ms,
+        "gc_retention_ms": gc_retention_ms,
+        "key_retention_ms": key_retention_ms,
+    }
+
+
 @takes_exposure
 def dev(
     context: typer.Context,
@@ -245,10 +259,7 @@ def dev(
     services.load("broker")  # if it is not installed, nothing is left behind
     make_data_directory(data_dir)
     settings = {
-        "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
-        "gc_interval_ms": gc_interval_ms,
-        "gc_retention_ms": gc_retention_ms,
-        "key_retention_ms": key_retention_ms,
+        **sweep_settings(timeout_sweep_interval_ms, gc_interval_ms, gc_retention_ms, key_retention_ms),
         "max_clock_skew_ms": max_clock_skew_ms,
         "max_ledger_bytes": max_ledger_bytes,
         "disk_watermark": disk_watermark,
@@ -300,10 +311,7 @@ def coordinator(
     set_up_logs(log_level, audit_log)
     exposed = exposure.open(host)
     settings = {
-        "timeout_sweep_interval_ms": timeout_sweep_interval_ms,
-        "gc_interval_ms": gc_interval_ms,
-        "gc_retention_ms": gc_retention_ms,
-        "key_retention_ms": key_retention_ms,
+        **sweep_settings(timeout_sweep_interval_ms, gc_interval_ms, gc_retention_ms, key_retention_ms),
         "max_clock_skew_ms": max_clock_skew_ms,
         "coordinator_id": coordinator_id,
     }
