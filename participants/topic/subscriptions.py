@@ -43,6 +43,10 @@ from participants.txn.own_transactions import OwnTransactions
 SESSION_TIMEOUT_MS = 30_000
 
 
+DEAD_LETTERS = "dead-letters"
+"""The producer of dead letters. Its sequences count in one transaction."""
+
+
 class Subscriptions:
     def __init__(self, broker: Broker, messages: Messages) -> None:
         self._broker = broker
@@ -339,7 +343,7 @@ class Subscriptions:
     # -- dead letters ------------------------------------------------------------------------------------------
 
     async def _publish(self, topic: str, messages: Sequence[Message], txn_id: TxnId) -> object:
-        """Publish as the broker itself: the creator of the subscription had the right to produce to the topic."""
-        return await self._messages.publish(
-            topic, messages, PublishOptions(txn_id, None, None, authorization=self._broker.authorization)
-        )
+        """Publish as the broker itself: the creator of the subscription had the right to produce to the topic. It is
+        all that is published in this transaction, so a request that arrives twice is recognized by its sequence."""
+        options = PublishOptions(txn_id, DEAD_LETTERS, 1, authorization=self._broker.authorization)
+        return await self._messages.publish(topic, messages, options)

@@ -112,6 +112,14 @@ CONSUMERS = (
         tests=(f"{_TEST_COUNTS}::test_the_order_stays_over_a_split_when_what_was_perhaps_delivered_comes_again",),
     ),
     Mutant(
+        "dead-letters-without-a-sequence",
+        "5.10: a request with dead letters that arrives twice counts once",
+        "participants/topic/subscriptions.py",
+        "options = PublishOptions(txn_id, DEAD_LETTERS, 1, authorization",
+        "options = PublishOptions(txn_id, None, None, authorization",
+        tests=("tests/participants/subscription/test_giving_up.py::test_letters_that_arrive_twice_count_once",),
+    ),
+    Mutant(
         "acknowledged-before-its-dead-letter-counts",
         "5.10: a message that is given up is acknowledged only if its dead letter is visible",
         "participants/subscription/dead_letters.py",

@@ -18,6 +18,7 @@ from metastore.txn import paths
 from metastore.txn.states import TxnState
 from metastore.types import Batch
 from participants.subscription import dead_letters
+from participants.topic.messages import Messages, PublishOptions
 from tests.participants.segment.faulty_store import Fault, Matches
 from tests.participants.subscription.consuming import Consuming
 
@@ -64,6 +65,22 @@ async def settled(consuming: Consuming) -> None:
         await consuming.receive()
         await consuming.redeliver()
         await consuming.idle()
+
+
+async def test_letters_that_arrive_twice_count_once(consuming: Consuming, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulation: the request to the owner of the dead-letter topic was repeated on its way, and both
+    copies were appended, in one transaction."""
+    await poisoned(consuming, "a", "b")
+    publish = Messages.publish
+
+    async def twice(self: Messages, topic: str, messages: Any, options: PublishOptions) -> Any:
+        await publish(self, topic, messages, options)
+        return await publish(self, topic, messages, options)
+
+    monkeypatch.setattr(Messages, "publish", twice)
+    await consuming.redeliver()
+    await settled(consuming)
+    assert await letters(consuming) == ["a", "b"]
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["done", "not done"])
