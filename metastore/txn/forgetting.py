@@ -46,12 +46,11 @@ async def beginning(store: MetadataStore) -> Beginning:
     return Beginning(max(_number(stored), recovered_ms or 0), _unchanged(stored))
 
 
-async def forget(store: MetadataStore, counters: Sequence[Counter], *checks: Check) -> None:
-    """Forget the records in one apply, under these checks. Raises `CheckFailed` if one of the records or of the checks
-    has changed, and the store's errors."""
+async def forget(store: MetadataStore, counters: Sequence[Counter]) -> None:
+    """Forget the records in one apply. Raises `CheckFailed` if one of them has changed, and the store's errors."""
     stored = await store.get(paths.FIRST_NUMBER)
     above = FirstNumber(number=max(counter.last for counter in counters) + 1)
-    batch = store.batch().check(*checks)
+    batch = store.batch()
     for counter in counters:
         batch.remove(counter.record)
     if stored is None:

@@ -17,7 +17,7 @@ from metastore.txn import paths
 from metastore.txn.forgetting import Counter, forget
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
-from metastore.types import Absent, Check, EmptyRange, Record
+from metastore.types import Record
 from metastore.versions import Feature
 from participants.broker.broker import Broker
 
@@ -74,29 +74,32 @@ class Forgetting:
     async def _has_any_left(self, segment: str, subscription: str) -> bool:
         """Whether the segment has a cursor or an acknowledgement of the subscription. None is added once it was
         dropped, because each is written under a check of its record."""
-        cursors = paths.cursors(segment, subscription)
-        if (await self._store.range(cursors, prefix_end(cursors), limit=1)).records:
+        if await self._is_any_below(paths.cursors(segment, subscription)):
             return True
         acks = paths.acks_by_subscription(segment, subscription)
         return bool(await self._store.query_index("acks-by-segment-subscription", acks, prefix_end(acks), limit=1))
 
     async def _forget_topic(self, record: Record, topic: TopicRecord) -> None:
-        """With its exclusive producer, once its segments and subscriptions are gone."""
+        """With its exclusive producer, once its segments and subscriptions are gone. Nothing of a deleted topic is created
+        any more, because everything checks its record, and an owner the record of its segment."""
         name = topic.name
         prefixes = paths.segments_of_topic, paths.owners_of_topic, paths.subscriptions, paths.read_holds
-        checks: list[Check] = [EmptyRange(prefix(name), prefix_end(prefix(name))) for prefix in prefixes]
+        for prefix in prefixes:
+            if await self._is_any_below(prefix(name)):
+                return
         counters = [Counter(record, topic.next_segment - 1)]
         producer = await self._store.get(paths.exclusive_producer(name))
         if producer is not None:
             counters.append(Counter(producer, ExclusiveProducerRecord.decode(producer.value).epoch))
-        else:
-            checks.append(Absent(paths.exclusive_producer(name)))
-        await self._forget(counters, checks)
+        await self._forget(counters)
 
-    async def _forget(self, counters: Sequence[Counter], checks: Sequence[Check] = ()) -> None:
+    async def _is_any_below(self, prefix: str) -> bool:
+        return bool((await self._store.range(prefix, prefix_end(prefix), limit=1)).records)
+
+    async def _forget(self, counters: Sequence[Counter]) -> None:
         keys = [counter.record.key for counter in counters]
         try:
-            await forget(self._store, counters, *checks)
+            await forget(self._store, counters)
         except CheckFailed as failed:
             log.debug("not forgotten, because something is left or has changed", keys=keys, check=str(failed.check))
         else:
