@@ -80,8 +80,8 @@ class Forgetting:
         return bool(await self._store.query_index("acks-by-segment-subscription", acks, prefix_end(acks), limit=1))
 
     async def _forget_topic(self, record: Record, topic: TopicRecord) -> None:
-        """With its exclusive producer, once its segments and subscriptions are gone. Nothing of a deleted topic is created
-        any more, because everything checks its record, and an owner the record of its segment."""
+        """With its exclusive producer, once its segments and subscriptions are gone. Nothing of a deleted topic is
+        created any more, because everything checks its record, and an owner the record of its segment."""
         name = topic.name
         prefixes = paths.segments_of_topic, paths.owners_of_topic, paths.subscriptions, paths.read_holds
         for prefix in prefixes:

@@ -624,7 +624,7 @@ PROTOCOL = (
         "dead-letter-before-its-message-is-acknowledged",
         "5.10: a message that is given up has a dead letter, both or neither",
         "participants/topic/subscriptions.py",
-        "PublishOptions(txn_id, None, None, authorization",
+        "PublishOptions(txn_id, DEAD_LETTERS, 1, authorization",
         "PublishOptions(None, None, None, authorization",
         "consume",
     ),
