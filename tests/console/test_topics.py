@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 from playwright.sync_api import expect
 
@@ -57,7 +58,9 @@ def test_topics_are_listed_with_what_goes_through_them_and_how_long_it_is_kept(
     cluster.look()
     listed, shown = sender.get("/topics?text=flowing").text, sender.get("/topics/flowing").text
     assert re.findall(r'<td class="n">(\d+\.\d/s|\d+/s)', listed) == ["2/s", "2/s"]
-    assert "hard" in listed and "1d" in listed
+    assert "hard" in listed and "1d" in listed and ">none</span>" in listed
+    client.create_topic("flowing-too", schema=pa.schema([("id", pa.int64()), ("at", pa.int64())]))
+    assert "<td>2 columns</td>" in sender.get("/topics?text=flowing-too").text
     assert "2/s, 2/s" in shown
     client.create_topic("just-made")
     assert re.findall(r'<td class="n">(–|[\d.]+/s)', sender.get("/topics?text=just-made").text) == ["–", "–"]

@@ -19,7 +19,7 @@ from metatxn.console.pages import hanging, overview
 from metatxn.health import HealthProblem
 from metatxn.words import short_id
 from tests.console.browser import Visitor
-from tests.console.cluster import ConsoleCluster
+from tests.console.cluster import AwayStore, ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
 from tests.console.life import HOSTILE, RIGHT_TO_LEFT, Life
@@ -72,6 +72,21 @@ def test_a_list_shows_what_was_asked_for(visitor: Visitor, life: Life) -> None:
     expect(page.get_by_text("No transaction matches.")).to_be_visible()
     segment = "segment%3A%2F%2Fpublic%2Fdefault%2Forders%2F0000-7fff-0"
     assert {short_id(life.open), short_id(life.prepared)} <= set(rows(visitor.open(f"/transactions?segment={segment}")))
+
+
+def test_administrators_list_those_of_one_owner(secured: Secured) -> None:
+    with (
+        secured.cluster.client(secured.tokens["ada"]) as ada,
+        secured.cluster.client(secured.tokens["root"]) as root,
+        Sender(secured.cluster.url, secured.tokens["root"]) as sender,
+        Sender(secured.cluster.url, secured.tokens["eve"]) as eve,
+        ada.begin() as of_ada,
+        root.begin() as of_root,
+    ):
+        shown = sender.get("/transactions?owner=ada").text
+        assert f"txn-{of_ada.id}" in shown and f"txn-{of_root.id}" not in shown
+        assert eve.get("/transactions?owner=ada").status_code == 403
+        assert 'name="owner"' not in eve.get("/transactions").text
 
 
 def test_what_cannot_be_asked_for_is_refused_in_words(sender: Sender) -> None:
@@ -168,6 +183,20 @@ def test_its_records_are_shown_as_they_stand_in_the_store(visitor: Visitor, life
     expect(page.locator(".facts")).not_to_have_text(before, use_inner_text=True)
     expect(record.locator("pre")).to_be_visible()
     expect(page.locator("details").nth(1).locator("summary")).to_contain_text(f"/txn-op/{life.open}/")
+
+
+def test_the_command_that_shows_a_record_is_copied(
+    visitor: Visitor, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AwayStore, "command_for", lambda _, key: f"etcdctl get '{key}'")
+    visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = visitor.open(f"/transactions/{life.committed}")
+    record = page.locator("details.record").first
+    record.locator("summary").click()
+    expect(record.locator(".command code")).to_have_text(f"etcdctl get '/txn/{life.committed}'")
+    record.get_by_role("button", name="Copy").click()
+    expect(record.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == f"etcdctl get '/txn/{life.committed}'"
 
 
 def test_names_that_are_meant_to_do_harm_are_only_names(visitor: Visitor, life: Life) -> None:
@@ -269,11 +298,16 @@ def test_what_is_wrong_is_said_with_what_to_do_and_leads_to_it(
 
 
 @pytest.mark.usefixtures("later")
-def test_the_first_page_says_what_is_stuck(visitor: Visitor, life: Life) -> None:
+def test_the_first_page_says_what_is_stuck(visitor: Visitor, cluster: ConsoleCluster, life: Life) -> None:
     page = visitor.open()
     stuck = page.get_by_role("region", name="What is wrong now")
     expect(stuck.get_by_role("link", name=f"Transaction {short_id(life.open)}", exact=True)).to_be_visible()
     expect(stuck).to_contain_text("holds back readers of orders")
+    cluster.count_open()
+    tile = page.locator(".tile").filter(has_text="Open transactions").locator("dd")
+    with cluster.client() as client:
+        expect(tile).to_have_text(str(sum(1 for _ in client.transactions("OPEN"))))
+    expect(page.locator(".tile").filter(has_text="Oldest open").get_by_role("link")).to_have_text(re.compile("1[0-9]m"))
     expect(page.get_by_role("img", name=re.compile("Messages per second, the last 15 minutes"))).to_be_visible()
 
 
