@@ -17,7 +17,7 @@ from starlette.routing import compile_path
 
 import metatxn
 from benchmarks import console as console_benchmark
-from metatxn.console import live, visit
+from metatxn.console import live, services, visit
 from metatxn.console.app import OPEN_PAGES, PAGES
 from metatxn.console.sessions import is_secure
 from metatxn.service import known_cluster
@@ -168,8 +168,11 @@ def test_a_store_that_is_away_is_named_and_no_service_is_blamed(
     visitor: Visitor, cluster: ConsoleCluster, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On an open page and on one that is opened then; and it follows once the store is back."""
-    monkeypatch.setattr(known_cluster, "WITHIN_SECONDS", 0.2)
+    for seconds in ("WITHIN_SECONDS", "AWAY_WITHIN_SECONDS"):
+        monkeypatch.setattr(known_cluster, seconds, 0.2)
     monkeypatch.setattr(visit, "READ_TIMEOUT_S", 1.0)
+    for module in (visit, services):
+        monkeypatch.setattr(module, "STATUS_TIMEOUT_S", 4.0)
     page = visitor.open()
     wrong = page.get_by_role("region", name="What is wrong now")
     with cluster.store_away():

@@ -167,7 +167,7 @@ def test_each_stop_of_the_keyboard_can_be_seen(visitor: Visitor, life: Life, pat
 
 def test_changes_are_made_with_the_keyboard_alone(visitor: Visitor, client: metatxn.Client) -> None:
     client.create_topic("keyed-in")
-    client.create_subscription("keyed-in", "s", initial="latest")
+    client.create_subscription("keyed-in", "mover", initial="latest")
     txn = client.begin(timeout_ms=600_000)
     txn.leave_open()
     page = visitor.open(f"/transactions/{txn.id}")
@@ -176,7 +176,7 @@ def test_changes_are_made_with_the_keyboard_alone(visitor: Visitor, client: meta
     page.keyboard.press("Enter")
     expect(page.get_by_text(f"Transaction {short_id(txn.id)} is aborted.")).to_be_visible()
     assert txn.refresh().reason == "by keyboard"
-    page = visitor.open("/topics/keyed-in/subscriptions/s")
+    page = visitor.open("/topics/keyed-in/subscriptions/mover")
     tab_to(page, page.locator("summary").filter(has_text="Move it to another place"))
     page.keyboard.press("Enter")
     tab_to(page, page.get_by_role("button", name="Show what would happen"))
@@ -185,7 +185,7 @@ def test_changes_are_made_with_the_keyboard_alone(visitor: Visitor, client: meta
     expect(page.get_by_role("button", name="Move")).to_be_visible()
     tab_to(page, page.get_by_role("button", name="Move"))
     page.keyboard.press("Enter")
-    expect(page.get_by_text("s is moved: 0 messages are to be delivered.")).to_be_visible()
+    expect(page.get_by_text("mover is moved: 0 messages are to be delivered.")).to_be_visible()
     page = visitor.open("/topics/keyed-in")
     tab_to(page, page.locator("summary").filter(has_text="Delete this topic"))
     page.keyboard.press("Space")
