@@ -28,6 +28,10 @@ MAX_CONNECTIONS = 1_000
 """The most connections of a listener, unless it was given another number."""
 MAX_IN_PROGRESS = 16
 """The most requests of one connection that are in progress; then no more are received."""
+AUTHENTICATED_WITHIN_S = 30.0
+"""How long a connection may take to show a token, where one is needed."""
+MAX_BYTES_BEFORE = 64 << 10
+"""The most bytes of a request on a connection that is not authenticated yet."""
 _SIZE_BYTES = 4
 
 Reply = Sequence[bytes | bytearray | memoryview]
@@ -153,6 +157,18 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def close_malformed(self, why: str) -> None:
         self._close(MalformedRequest(why))
+
+    def refuse(self, answer: Reply | None, why: str) -> None:
+        """Close a connection that is not authenticated, after an answer that says so, if there is one."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        log.info("connection closed: not authenticated", peer=self.peer, why=why)
+        self.closed("not_authenticated")
+        if answer is None:
+            self._transport.abort()
+        else:
+            self.send(answer)
+            self._transport.close()
 
     def _close(self, error: MalformedRequest) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -161,6 +161,14 @@ PulsarPortOption = Annotated[
         "to topics with the format pulsar. Needs metatxn[gateways].",
     ),
 ]
+PulsarAdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The address at which Pulsar's clients reach this broker. [default: the host of --advertise-url, with "
+        "--pulsar-port]",
+    ),
+]
 NoConsoleOption = Annotated[bool, typer.Option("--no-console", help="Serve no pages for people at /console.")]
 ReadOnlyConsoleOption = Annotated[
     bool, typer.Option("--read-only-console", help="The pages at /console show everything and change nothing.")
@@ -245,6 +253,7 @@ def dev(
     kafka_max_connections: KafkaConnectionsOption = None,
     kafka_max_partitions: KafkaPartitionsOption = None,
     pulsar_port: PulsarPortOption = None,
+    pulsar_advertise: PulsarAdvertiseOption = None,
     no_console: NoConsoleOption = False,
     read_only_console: ReadOnlyConsoleOption = False,
     log_level: LogOption = "warning",
@@ -278,7 +287,7 @@ def dev(
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
         kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
-        urls |= await listeners_started(stack, opened, broker, host, kafka, pulsar_port, exposed)
+        urls |= await listeners_started(stack, opened, broker, host, kafka, (pulsar_port, pulsar_advertise), exposed)
         urls |= {"data": str(data_dir.resolve()), "access": exposed.describe(host)}
         announce(urls, output_of(context, output))
 
@@ -351,6 +360,7 @@ def broker(
     kafka_max_connections: KafkaConnectionsOption = None,
     kafka_max_partitions: KafkaPartitionsOption = None,
     pulsar_port: PulsarPortOption = None,
+    pulsar_advertise: PulsarAdvertiseOption = None,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
     trace_to: TraceOption = None,
@@ -395,7 +405,9 @@ def broker(
             raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
         kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
-        listeners = await listeners_started(stack, opened, service, host, kafka, pulsar_port, exposed)
+        listeners = await listeners_started(
+            stack, opened, service, host, kafka, (pulsar_port, pulsar_advertise), exposed
+        )
         urls = {"broker": service.url, **listeners, "data": storage or str(data_dir and data_dir.resolve())}
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
@@ -418,12 +430,13 @@ async def listeners_started(
     broker: services.ServerProcess,
     host: str,
     kafka: KafkaOptions,
-    pulsar_port: int | None,
+    pulsar: tuple[int | None, str | None],
     exposure: Any,
 ) -> dict[str, str]:
-    """Where clients of other systems connect to this broker."""
+    """Where clients of other systems connect to this broker. `pulsar` is the port, and the address that clients are
+    told."""
     found = await kafka_started(stack, store, broker, host, kafka, exposure)
-    return found | await pulsar_started(stack, store, broker, host, pulsar_port, exposure)
+    return found | await pulsar_started(stack, store, broker, host, pulsar, exposure)
 
 
 async def kafka_started(
@@ -455,14 +468,20 @@ async def pulsar_started(
     store: services.Store,
     broker: services.ServerProcess,
     host: str,
-    port: int | None,
+    where: tuple[int | None, str | None],
     exposure: Any,
 ) -> dict[str, str]:
-    """Where Pulsar's clients connect to this broker, if there is a port for them."""
+    """Where Pulsar's clients connect to this broker, if there is a port for them. `where` is that port, and the
+    address that they are told."""
+    port, advertise = where
     if port is None:
+        if advertise is not None:
+            raise CliError("--pulsar-advertise needs --pulsar-port.")
         return {}
     try:
-        listener = made("pulsar", store, {}, service=broker, host=host, port=port, exposure=exposure)
+        listener = made(
+            "pulsar", store, {}, service=broker, host=host, port=port, advertise=advertise, exposure=exposure
+        )
     except ValueError as error:
         raise CliError(str(error)) from error
     await started(stack, listener, "Pulsar listener", "--pulsar-port", port)

@@ -23,12 +23,15 @@ from metatxn.wire import errors
 from metatxn_gateways.kafka.codes import KafkaCode, error_code
 from metatxn_gateways.kafka.requests import KafkaRequest
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
-from metatxn_gateways.listener import MAX_REQUEST_BYTES, FrameConnection, NotAuthenticated
+from metatxn_gateways.listener import (
+    AUTHENTICATED_WITHIN_S,
+    MAX_BYTES_BEFORE,
+    MAX_REQUEST_BYTES,
+    FrameConnection,
+    NotAuthenticated,
+)
 
 MECHANISMS = ("PLAIN", "OAUTHBEARER")
-AUTHENTICATED_WITHIN_S = 30.0
-MAX_BYTES_BEFORE = 64 << 10
-"""The most bytes of a request on a connection that is not authenticated yet."""
 _FOREVER = timedelta(0)
 log = structlog.get_logger()
 
@@ -108,9 +111,7 @@ class SaslSession:
 
     def _too_late(self, link: FrameConnection) -> None:
         if self._token is None:
-            log.info("connection closed: not authenticated", peer=link.peer, why="no token came in time")
-            link.closed("not_authenticated")
-            link.abort()
+            link.refuse(None, "no token came in time")
 
 
 def _refused(response: CallResponse, code: KafkaCode, why: str) -> Any:

@@ -13,10 +13,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES
 from metatxn_gateways.listener import FrameConnection, MalformedRequest
+from metatxn_gateways.pulsar.authentication import PulsarAuthentication
+from metatxn_gateways.pulsar.codes import PulsarCode
 from metatxn_gateways.pulsar.commands import command, read_command
-from metatxn_gateways.pulsar.consumers import Consumers
+from metatxn_gateways.pulsar.consumers import NONE, Consumers
 from metatxn_gateways.pulsar.coordinators import Coordinators
 from metatxn_gateways.pulsar.lookups import Lookups
 from metatxn_gateways.pulsar.memberships import Memberships
@@ -64,6 +67,7 @@ class PulsarConnection:
             "add_subscription_to_txn": coordinators.add_subscription,
             "end_txn": coordinators.end,
         }
+        self._authentication = PulsarAuthentication(context.authenticator, link)
         self._connected = False
         self._heard = True
         self._asked = False
@@ -71,12 +75,14 @@ class PulsarConnection:
         link.on_lost = self._end
 
     def handle(self, request: memoryview) -> None:
-        """Begin a command. Raises `MalformedRequest`."""
+        """Begin a command. Raises `MalformedRequest`, and `NotAuthenticated`."""
         self._heard = True
         name, content, entry = read_command(request)
         if not self._connected:
             self._connect(name, content)
-        elif name == "send":
+            return
+        self._session.principal = self._authentication.principal()
+        if name == "send":
             self._producers.send(content, entry)
         elif (handler := self._handlers.get(name)) is not None:
             handler(content)
@@ -86,6 +92,12 @@ class PulsarConnection:
     def _connect(self, name: str, request: Any) -> None:
         if name != "connect":
             raise MalformedRequest(f"{name} comes before the handshake")
+        try:
+            self._authentication.begin(request)
+        except errors.MetatxnError as error:
+            about = {"request_id": NONE, "error": int(PulsarCode.AUTHENTICATION), "message": error.detail}
+            self._link.refuse([command("error", **about)], error.detail)
+            return
         self._connected = True
         self._session.send(
             command(
@@ -111,6 +123,7 @@ class PulsarConnection:
 
     def _end(self) -> None:
         self._keep_alive.cancel()
+        self._authentication.end()
         self._lookups.end()
         self._memberships.end()
         self._session.end()

@@ -48,6 +48,7 @@ class Consumers:
 
     async def _subscribed(self, request: Any) -> bytes:
         broker, parts = self._session.context.broker, segment_parts(request.topic)
+        self._session.require("consume", parts.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
         await self._drop(request.consumer_id)
         if len(self._consumers) >= MAX_CONSUMERS:
@@ -106,7 +107,9 @@ class Consumers:
     # -- what they ask for -------------------------------------------------------------------------------------
 
     def flow(self, request: Any) -> None:
-        if (consumer := self._consumers.get(request.consumer_id)) is not None:
+        """Let a consumer have more messages, as long as its principal may consume them."""
+        consumer = self._consumers.get(request.consumer_id)
+        if consumer is not None and self._session.principal.may("consume", consumer.segment.record.topic):
             consumer.reads.flow(request.message_permits)
 
     def ack(self, request: Any) -> None:
@@ -132,11 +135,13 @@ class Consumers:
         reads = self._reads(request.consumer_id)
         if not isinstance(reads, Subscriber):
             return
+        self._session.require("consume", reads.segment.record.topic)
         txn_id = None
         if request.HasField("txnid_least_bits"):
             txn_id = txn_id_of(request.txnid_most_bits, request.txnid_least_bits)
             if txn_id is None:
                 raise PulsarError(PulsarCode.TRANSACTION_NOT_FOUND, "no transaction of this cluster has this id")
+        await self._session.check_transaction(txn_id)
         # It goes on if the connection ends: a client may acknowledge, and close.
         if (refusal := await reads.segment.finish(_refusal(reads.acknowledge(request, txn_id)))) is not None:
             raise refusal

@@ -11,6 +11,7 @@ from typing import Any
 
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest
 from metatxn.wire.ids import TxnId
+from metatxn_gateways.pulsar.brokers import fields_of
 from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError, txn_code_of
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.names import COORDINATOR, txn_id_of
@@ -27,7 +28,7 @@ class Coordinators:
 
     def watch(self, request: Any) -> None:
         """Watch the coordinators. There is never another one, so nothing has to be sent later."""
-        assignment = {"tc_id": COORDINATOR, "broker_url": self._session.context.url()}
+        assignment = {"tc_id": COORDINATOR, **fields_of("broker_url", self._session.context.brokers.own())}
         self._session.send(
             command(
                 "watch_tc_assignments_update",
@@ -50,7 +51,9 @@ class Coordinators:
         if not 1 <= request.txn_ttl_millis <= MAX_TIMEOUT_MS:
             message = f"a transaction lasts between 1 and {MAX_TIMEOUT_MS} ms, not {request.txn_ttl_millis} ms"
             raise PulsarError(PulsarCode.NOT_ALLOWED, message)
-        begun = await self._session.context.transactions.begin(BeginRequest(timeout_ms=request.txn_ttl_millis))
+        begun = await self._session.context.transactions.begin(
+            BeginRequest(timeout_ms=request.txn_ttl_millis), caller=self._session.principal
+        )
         txn_id = TxnId.parse(str(begun.header.txn_id))
         return command(
             "new_txn_response",
@@ -73,7 +76,8 @@ class Coordinators:
         if txn_id is None:
             raise PulsarError(PulsarCode.TRANSACTION_NOT_FOUND, "no transaction of this cluster has this id")
         transactions = self._session.context.transactions
-        await (transactions.commit(txn_id) if request.txn_action == COMMIT else transactions.abort(txn_id))
+        decide = transactions.commit if request.txn_action == COMMIT else transactions.abort
+        await decide(txn_id, caller=self._session.principal)
         return command("end_txn_response", **_about(request))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from metatxn.wire import errors
+from metatxn_gateways.pulsar.brokers import fields_of
 from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.layouts import SegmentGraph
@@ -30,19 +32,33 @@ class Lookups:
 
     async def _found(self, request: Any) -> bytes:
         """The answer to a lookup. Every broker answers for a topic, and the owner of a segment for that segment."""
-        context = self._session.context
+        brokers = self._session.context.brokers
         if request.topic.startswith("segment://"):
             parts = segment_parts(request.topic)
-            await context.broker.in_layout(parts.topic, lambda: context.broker.segment(request.topic))
+            self._session.require_sight(parts.topic)
+            url = await self._serving(request.topic, parts.topic)
         else:
-            own_topic(request.topic)
+            self._session.require_sight(own_topic(request.topic))
+            url = brokers.own()
         return command(
             "lookup_response",
             request_id=request.request_id,
             response=CONNECT,
-            broker_url=context.url(),
             authoritative=True,
+            **fields_of("broker_url", url),
         )
+
+    async def _serving(self, segment: str, topic: str) -> str:
+        """The URL of the broker that serves a segment."""
+        broker, brokers = self._session.context.broker, self._session.context.brokers
+        try:
+            await broker.in_layout(topic, lambda: broker.segment(segment))
+        except errors.NotOwner as elsewhere:
+            if (url := brokers.of_broker(elsewhere.owner_url)) is not None:
+                return url
+            message = f"the broker that serves {segment} is not announced with a listener for Pulsar's clients"
+            raise PulsarError(PulsarCode.SERVICE_NOT_READY, message) from None
+        return brokers.own()
 
     def partition_metadata(self, request: Any) -> None:
         """Answer for partitions, which nothing has here. A client learns whether the topic exists when it uses it."""
@@ -56,6 +72,7 @@ class Lookups:
         """Send the layout of the topic now, and whenever it changes."""
         try:
             topic = own_topic(request.topic)
+            self._session.require_sight(topic)
             if request.session_id not in self._watches and len(self._watches) >= MAX_WATCHES:
                 raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection watches at most {MAX_WATCHES} topics")
             self.unwatch(request)
@@ -107,8 +124,8 @@ class _Watch:
 
     def _controller(self, layout: SegmentGraph) -> dict[str, str]:
         """Where stream consumers ask for their segments, if that is known: see `ordered`."""
-        here = self._session.context.broker.serving(layout.topic.home) is not None
-        return {"controller_url": self._session.context.url()} if here else {}
+        url = self._session.context.brokers.serving(layout.topic.home)
+        return fields_of("controller_url", url) if url is not None else {}
 
 
 def _not_found(request: Any, code: PulsarCode, message: str) -> bytes:

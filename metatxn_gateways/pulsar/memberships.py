@@ -30,6 +30,7 @@ class Memberships:
         name = checked_name(request.consumer_name, "consumer")
         if kind not in (STREAM, CHECKPOINT):
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"consumers of the kind {kind} are not supported")
+        self._session.require("consume", topic)
         self._leave(request.consumer_id)
         if len(self._members) >= MAX_MEMBERSHIPS:
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection reads at most {MAX_MEMBERSHIPS} topics in order")

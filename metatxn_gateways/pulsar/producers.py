@@ -56,9 +56,13 @@ class PulsarProducer:
     id: int
     segment: Segment
     name: str
+    session: PulsarSession
     sent: deque[_Sent] = field(default_factory=deque)
     failed: bool = False
     """Whether what arrives now is ignored: the client sends it again, through another producer."""
+
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The lock that the send holds whose transaction is being looked at; those after it wait, to stay in order."""
 
     @property
     def known_as(self) -> str:
@@ -85,6 +89,8 @@ class PulsarProducer:
         return sent
 
     def _checked(self, request: Any, highest: int, entry: memoryview) -> Entry:
+        if not self.session.principal.may("produce", self.segment.record.topic):
+            raise PulsarError(PulsarCode.NOT_ALLOWED, "the right to produce is missing")
         try:
             metadata = metadata_of(entry)
         except ChecksumMismatch:
@@ -112,7 +118,7 @@ class PulsarProducer:
         if self.failed:
             raise PulsarError(PulsarCode.SERVICE_NOT_READY, "a message before this one is sent again first")
         try:
-            position, _ = await self.segment.publish(entry)
+            position, _ = await self._publish(entry)
         except AppendedBefore as before:
             if not before.complete:
                 raise
@@ -121,6 +127,14 @@ class PulsarProducer:
             self.failed |= send_code_of(error) not in _GIVEN_UP
             raise
         return position
+
+    async def _publish(self, entry: Entry) -> tuple[Position, bool]:
+        if self.session.context.authenticator is None:
+            return await self.segment.publish(entry)
+        async with self._turn:
+            await self.session.check_transaction(entry.txn_id)
+            publishing = asyncio.ensure_future(self.segment.publish(entry))  # begun before that of the next one
+        return await publishing
 
     def confirmed(self) -> list[Reply]:
         """The answers to the sends that are over, up to the first one that is not."""
@@ -177,9 +191,12 @@ class PulsarProducers:
         if len(name.encode()) > MAX_NAME_BYTES:
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"the name of a producer has at most {MAX_NAME_BYTES} bytes")
         broker, parts = self._session.context.broker, segment_parts(request.topic)
+        self._session.require("produce", parts.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
         assert_writable(segment, (await broker.topic(parts.topic)).format)
-        producer = self._producers[request.producer_id] = PulsarProducer(request.producer_id, segment, name)
+        producer = self._producers[request.producer_id] = PulsarProducer(
+            request.producer_id, segment, name, self._session
+        )
         return command(
             "producer_success",
             request_id=request.request_id,

@@ -5,21 +5,25 @@ See DECISIONS.md for what is mapped to what.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from urllib.parse import urlsplit
 
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
+from metastore.errors import MetastoreError
 from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn.service.versions import require
+from metatxn_gateways.kafka.cluster import node_at
 from metatxn_gateways.listener import FrameConnection, FrameServer, Handler
+from metatxn_gateways.pulsar.brokers import PulsarBrokers
 from metatxn_gateways.pulsar.connection import PulsarConnection
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
 from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.session import Context
 from metatxn_gateways.pulsar.subscribing import Subscribing
 from metatxn_gateways.serving import ServingBroker
+from participants.broker.broker import Broker
 
 DEFAULT_PORT = 6650
 
@@ -27,8 +31,10 @@ DEFAULT_PORT = 6650
 class PulsarListener:
     """Serves Pulsar's binary protocol for the topics of `service`.
 
-    There is no authentication in it yet: raises `InvalidExposure` where the broker's own interface asks for a token or
-    uses TLS, and for an address that other machines reach, unless everyone may do everything.
+    It asks for the same tokens as the broker's own interface (`authentication`), over TLS where that uses TLS. Raises
+    `InvalidExposure` for an address that other machines reach without a token, unless everyone may do everything.
+    `advertise` is the address, as `host:port`, at which clients reach it if it is another one than that of the broker
+    with this port; raises `InvalidExposure` for any other text.
     """
 
     def __init__(
@@ -38,42 +44,71 @@ class PulsarListener:
         service: ServingBroker,
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
+        advertise: str | None = None,
         exposure: Exposure | None = None,
     ) -> None:
         exposure = exposure or Exposure()
-        if exposure.authenticator is not None or exposure.tls is not None:
-            raise InvalidExposure(
-                "--pulsar-port: Pulsar's clients cannot show a token yet, nor use TLS. "
-                "Leave it out, or serve without authentication on this machine alone."
-            )
         exposure.check(host)
+        if advertise is not None:
+            try:
+                node_at(advertise)
+            except ValueError as error:
+                raise InvalidExposure(
+                    f"--pulsar-advertise: {error}. Give the address that clients connect to."
+                ) from None
         self._store = store
         self._service = service
         self._host = host
-        self._server = FrameServer(self._connect, host, port)
+        self._advertise = advertise
+        self._authenticator = exposure.authenticator
+        self._scheme = "pulsar" if exposure.tls is None else "pulsar+ssl"
+        self._server = FrameServer(self._connect, host, port, exposure.tls)
         self._layouts = SegmentGraphs(store)
         self._running = AsyncExitStack()
 
     @property
     def url(self) -> str:
-        """The URL that Pulsar's clients call a service URL."""
-        return f"pulsar://{urlsplit(self._service.url).hostname or self._host}:{self._server.port}"
+        """The URL that Pulsar's clients call a service URL, and to which other brokers send them. It is known once this
+        listens."""
+        host = urlsplit(self._service.url).hostname or self._host
+        address = self._advertise or f"{f'[{host}]' if ':' in host else host}:{self._server.port}"
+        return f"{self._scheme}://{address}"
 
     async def start(self) -> None:
         """Start to listen. Raises `OSError` if the port is in use, UPGRADE_PENDING, and the store's errors."""
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._running = stack.pop_all()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
         broker = self._service.broker
         assert broker is not None, "the broker has started"
         await require(self._store, broker.version, Feature.PULSAR)
-        transactions = Transactions(self._store, broker.clock)
-        ordered = OrderedConsumers(broker, self._layouts)
-        self._context = Context(broker, transactions, self._layouts, Subscribing(broker), ordered, lambda: self.url)
-        self._running.callback(ordered.end)
-        await self._running.enter_async_context(self._layouts.running())
+        ordered, brokers = OrderedConsumers(broker, self._layouts), PulsarBrokers(broker, lambda: self.url)
+        stack.callback(ordered.end)
+        self._context = Context(
+            broker,
+            Transactions(self._store, broker.clock),
+            self._layouts,
+            Subscribing(broker),
+            ordered,
+            self._authenticator,
+            brokers,
+        )
+        await stack.enter_async_context(self._layouts.running())
+        await stack.enter_async_context(brokers.running())
+        stack.push_async_callback(self._server.stop)
         await self._server.start()
+        await broker.announcement.name_pulsar(self.url)
+        stack.push_async_callback(self._withdraw, broker)
 
     async def stop(self) -> None:
-        await self._server.stop()
         await self._running.aclose()
+
+    async def _withdraw(self, broker: Broker) -> None:
+        """Withdraw the URL, so that other brokers no longer send clients here."""
+        with suppress(MetastoreError):  # the broker, which stops next, is no longer announced either
+            await broker.announcement.name_pulsar(None)
 
     def _connect(self, link: FrameConnection) -> Handler:
         return PulsarConnection(self._context, link).handle

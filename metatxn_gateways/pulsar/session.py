@@ -10,12 +10,18 @@ from typing import Any
 import structlog
 
 from coordinator.transactions import Transactions
+from metatxn.service.security.authentication import Authenticator
+from metatxn.service.security.principal import ANYONE
+from metatxn.wire.access import Right
+from metatxn.wire.ids import TxnId
 from metatxn_gateways.listener import FrameConnection
-from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, explained, pulsar_code
+from metatxn_gateways.pulsar.brokers import PulsarBrokers
+from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, explained, pulsar_code
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
 from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.subscribing import Subscribing
+from participants.api.rights import check_transaction
 from participants.broker.broker import Broker
 
 log = structlog.get_logger()
@@ -25,14 +31,15 @@ Refusal = Callable[[PulsarCode, str], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all connections of a listener have in common. `url` is where clients reach this broker."""
+    """What all connections of a listener have in common."""
 
     broker: Broker
     transactions: Transactions
     layouts: SegmentGraphs
     subscribing: Subscribing
     ordered: OrderedConsumers
-    url: Callable[[], str]
+    authenticator: Authenticator | None
+    brokers: PulsarBrokers
 
 
 class PulsarSession:
@@ -42,6 +49,22 @@ class PulsarSession:
         self.context = context
         self.link = link
         self._tasks: set[asyncio.Task[None]] = set()
+        self.principal = ANYONE
+        """Who is at the other end, as the last command has shown it."""
+
+    def require(self, right: Right, topic: str) -> None:
+        """Raises AUTHORIZATION, whether there is such a topic or not."""
+        if not self.principal.may(right, topic):
+            raise PulsarError(PulsarCode.AUTHORIZATION, f"the right {right} on topic {topic} is missing")
+
+    def require_sight(self, topic: str) -> None:
+        """Raises AUTHORIZATION unless the principal has any right on the topic."""
+        if not self.principal.may_see(topic):
+            raise PulsarError(PulsarCode.AUTHORIZATION, f"any right on topic {topic} is missing")
+
+    async def check_transaction(self, txn_id: TxnId | None) -> None:
+        """Raises NOT_ALLOWED if another principal has begun it, and TXN_NOT_FOUND."""
+        await check_transaction(self.context.broker, txn_id, self.principal)
 
     def send(self, answer: bytes) -> None:
         self.link.send([answer])

@@ -1,5 +1,5 @@
 """The announcement of this broker in the store: where it is, which storage it has open, whether it drains, and where
-Kafka's clients reach it.
+clients of Kafka and of Pulsar reach it.
 
 A broker that is being drained says so in its announcement, and that is all: `placement`, here and in every other broker
 of its storage, sends its segments elsewhere. With an object store a process has an id of its own, and its drain ends
@@ -50,6 +50,7 @@ class Announcement:
         self._announced: bool | None = None
         """What the record says about a drain; None if that is not known."""
         self._kafka: str | None = None
+        self._pulsar: str | None = None
         self._turn = asyncio.Lock()
         self._changing: set[asyncio.Task[None]] = set()
         self.proof = secrets.token_hex(16)
@@ -74,7 +75,13 @@ class Announcement:
 
     async def name_kafka(self, address: str | None) -> None:
         """Tell where Kafka's clients reach this broker, or that they do not. Raises as `drain` does."""
-        await self._to_its_end(self._named(address))
+        self._kafka = address
+        await self._to_its_end(self._again())
+
+    async def name_pulsar(self, url: str | None) -> None:
+        """Tell where Pulsar's clients reach this broker, or that they do not. Raises as `drain` does."""
+        self._pulsar = url
+        await self._to_its_end(self._again())
 
     async def stop(self) -> None:
         """Withdraw the announcement. If the store does not answer, it ends by itself."""
@@ -109,9 +116,8 @@ class Announcement:
                 tell(Lifecycle.DRAIN_BEGUN if draining else Lifecycle.DRAIN_ENDED, broker=self._broker)
             self.draining = draining
 
-    async def _named(self, address: str | None) -> None:
+    async def _again(self) -> None:
         async with self._turn:
-            self._kafka = address
             if self._record is not None:
                 await self._announce(self.draining)
 
@@ -125,6 +131,7 @@ class Announcement:
             listeners=self._listeners or None,
             peer=hash_of_proof(self.proof),
             kafka=self._kafka,
+            pulsar=self._pulsar,
         )
         self._record = await self._store.ephemeral(self._key, record.encode(), TTL_MS)
         self._announced = draining

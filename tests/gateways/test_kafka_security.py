@@ -25,9 +25,8 @@ from metatxn.service.exposure import Exposure, InvalidExposure, open_exposure
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.requests import OFFERED
-from metatxn_gateways.kafka.sasl import MAX_BYTES_BEFORE
 from metatxn_gateways.kafka.service import KafkaListener
-from metatxn_gateways.listener import NotAuthenticated
+from metatxn_gateways.listener import MAX_BYTES_BEFORE, NotAuthenticated
 from tests.certificates import Authority, Certificate
 from tests.gateways.asking import Asking, Holder, framed, made, read_answer
 from tests.gateways.conftest import PATIENCE_S, Gateway, start_gateway

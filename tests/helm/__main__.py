@@ -54,7 +54,6 @@ REFUSED = {
         *(STORE, ANONYMOUS, "external.coordinatorUrl=http://metatxn.example:8470"),
         "external.brokerUrl=http://brokers.example:8471",
     ),
-    "broker.pulsarPort": (STORE, "security.tokenSecret=tokens", "broker.pulsarPort=6650"),
 }
 """Values without which nothing is rendered, and the error says so."""
 

@@ -431,7 +431,7 @@ NEEDS_2: dict[str, str] = {
 }
 """What only `OF_2` above shows, or a part of that."""
 WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
-    "BrokerRecord": "draining listeners peer kafka",  # it drains, and has clients of Kafka, once the version allows it
+    "BrokerRecord": "draining listeners peer kafka pulsar",  # it drains, and has other clients, once the version allows
     "CoordinatorRecord": "listeners",
     "Header": "ended_by renewed_ms renewals",  # only shown, and no process writes a header that has it
     "Incarnation": "barrier restoring",  # for later releases; what is being restored is also `recovering`

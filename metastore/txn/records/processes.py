@@ -18,7 +18,7 @@ class BrokerRecord(JsonRecord):
     """`/cluster/broker/<id>`: an ephemeral record, for liveness only. `storage` is the one that the broker has open.
     `draining` tells that its segments are to go to other brokers. `listeners` are as those of a coordinator. `peer` is
     the hash of a secret that it shows to other brokers. `kafka` is the address at which Kafka's clients reach it, as
-    `host:port`."""
+    `host:port`, and `pulsar` the URL at which Pulsar's do."""
 
     url: str
     storage: str | None = None
@@ -26,6 +26,7 @@ class BrokerRecord(JsonRecord):
     listeners: dict[str, str] | None = None
     peer: str | None = None
     kafka: str | None = None
+    pulsar: str | None = None
 
 
 class DrainRecord(JsonRecord):

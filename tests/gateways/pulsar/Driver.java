@@ -13,15 +13,18 @@ import org.apache.pulsar.client.api.v5.MessageId;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.ProducerBuilder;
 import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.PulsarClientBuilder;
 import org.apache.pulsar.client.api.v5.QueueConsumer;
 import org.apache.pulsar.client.api.v5.StreamConsumer;
 import org.apache.pulsar.client.api.v5.Transaction;
+import org.apache.pulsar.client.api.v5.auth.AuthenticationFactory;
 import org.apache.pulsar.client.api.v5.config.BackoffPolicy;
 import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
 import org.apache.pulsar.client.api.v5.config.ChunkingPolicy;
 import org.apache.pulsar.client.api.v5.config.CompressionPolicy;
 import org.apache.pulsar.client.api.v5.config.CompressionType;
 import org.apache.pulsar.client.api.v5.config.SubscriptionInitialPosition;
+import org.apache.pulsar.client.api.v5.config.TlsPolicy;
 import org.apache.pulsar.client.api.v5.config.TransactionPolicy;
 import org.apache.pulsar.client.api.v5.schema.Schema;
 
@@ -41,8 +44,12 @@ public class Driver {
 
     public static void main(String[] arguments) throws Exception {
         TransactionPolicy policy = TransactionPolicy.builder().timeout(Duration.ofMinutes(1)).build();
-        try (PulsarClient client =
-                PulsarClient.builder().serviceUrl(arguments[0]).transactionPolicy(policy).build()) {
+        PulsarClientBuilder builder = PulsarClient.builder().serviceUrl(arguments[0]).transactionPolicy(policy);
+        if (arguments.length > 1) {
+            builder.authentication(AuthenticationFactory.token(arguments[1]));
+            builder.tlsPolicy(TlsPolicy.builder().trustCertsFilePath(arguments[2]).build());
+        }
+        try (PulsarClient client = builder.build()) {
             Driver driver = new Driver(client);
             BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
             for (String line = lines.readLine(); line != null; line = lines.readLine()) {

@@ -4,6 +4,7 @@ what `test_conversation` and `make pulsar-test` are for."""
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -85,16 +86,19 @@ class PulsarClient:
         self._receiving = asyncio.ensure_future(self._receive())
 
     @classmethod
-    async def opened(cls, url: str) -> Self:
-        host, port = url.removeprefix("pulsar://").split(":")
-        return cls(*await asyncio.open_connection(host, int(port)))
+    async def opened(cls, url: str, tls: ssl.SSLContext | None = None) -> Self:
+        host, port = url.partition("://")[2].split(":")
+        return cls(*await asyncio.open_connection(host, int(port), ssl=tls))
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, url: str, **connect: Any) -> AsyncIterator[Self]:
-        client = await cls.opened(url)
+    async def connected(
+        cls, url: str, *, tls: ssl.SSLContext | None = None, token: str | None = None, **connect: Any
+    ) -> AsyncIterator[Self]:
+        client = await cls.opened(url, tls)
+        shown: dict[str, Any] = {"auth_method_name": "token", "auth_data": token.encode()} if token is not None else {}
         try:
-            client.send("connect", client_version="test", protocol_version=21, **connect)
+            client.send("connect", client_version="test", protocol_version=21, **shown, **connect)
             client.features = await client.next("connected")
             yield client
         finally:

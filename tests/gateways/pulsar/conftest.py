@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.transactions import Transactions
+from metatxn.service.exposure import Exposure
 from metatxn.wire.pulsar_entries import decode_pulsar
 from metatxn_gateways.pulsar.service import PulsarListener
 from tests.gateways.conftest import Serving
@@ -21,8 +22,9 @@ from tests.participants.segment.world import World
 
 
 class PulsarGateway:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, exposure: Exposure | None = None) -> None:
         self.world = world
+        self.exposure = exposure
         self.transactions = Transactions(world.store, world.now_ms, 7)
         self.port = 0
 
@@ -31,7 +33,8 @@ class PulsarGateway:
         self.broker = process.broker
         self.http = process.http
         self.create = partial(process.create, format="pulsar")
-        self.listener = PulsarListener(self.world.store, service=Serving(process.broker), port=self.port)
+        self.service = Serving(process.broker)
+        self.listener = PulsarListener(self.world.store, service=self.service, port=self.port, exposure=self.exposure)
         await self.listener.start()
         self.port = int(self.listener.url.rpartition(":")[2])
         return self
@@ -58,23 +61,30 @@ class PulsarGateway:
         children: list[str] = answer.json()["children"]
         return children
 
-    def client(self) -> AbstractAsyncContextManager[PulsarClient]:
-        return PulsarClient.connected(f"pulsar://127.0.0.1:{self.port}")
+    def client(self, **connect: Any) -> AbstractAsyncContextManager[PulsarClient]:
+        return PulsarClient.connected(f"pulsar://127.0.0.1:{self.port}", **connect)
 
     async def browse(self, name: str) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = (await self.http.get(f"/v1/topics/{name}/messages")).json()["messages"]
         return messages
 
 
-@pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[PulsarGateway]:
-    world = World(tmp_path, "local")
-    gateway = await PulsarGateway(world).start(await BrokerProcess(world, world.new_device("data")).start())
+@asynccontextmanager
+async def start_pulsar(directory: Path, exposure: Exposure | None = None) -> AsyncIterator[PulsarGateway]:
+    world = World(directory, "local")
+    process = await BrokerProcess(world, world.new_device("data")).start()
+    gateway = await PulsarGateway(world, exposure).start(process)
     try:
         yield gateway
     finally:
         await gateway.stop()
         await world.close()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[PulsarGateway]:
+    async with start_pulsar(tmp_path) as gateway:
+        yield gateway
 
 
 async def values(client: PulsarClient, count: int) -> list[bytes | None]:

@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import Authority
 from tests.documents import examples, outputs
 from tests.gateways.conftest import Serving
 from tests.gateways.pulsar import conversation
-from tests.gateways.pulsar.conftest import PulsarGateway
+from tests.gateways.pulsar.conftest import PulsarGateway, start_pulsar
 from tests.gateways.pulsar.conversation import RecordingListener
+from tests.gateways.pulsar.test_security import Secured
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -39,9 +41,10 @@ class V5:
 
     @classmethod
     @asynccontextmanager
-    async def client(cls, url: str, classes: Path) -> AsyncIterator[V5]:
+    async def client(cls, url: str, classes: Path, *secrets: str) -> AsyncIterator[V5]:
+        """`secrets` are a token, and the file with the authority to trust."""
         process = await asyncio.create_subprocess_exec(
-            *("java", "-cp", f"{classes}:{JARS}/*", "Driver", url),
+            *("java", "-cp", f"{classes}:{JARS}/*", "Driver", url, *secrets),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -346,6 +349,22 @@ async def test_a_conflict_fails_the_transaction(gateway: PulsarGateway, classes:
         assert await other.do("commit", "second") == "COMMITTED"
         await v5.done("queue", "q", "t", "s")
         assert await v5.do("take", "q", "300") == "nothing"
+
+
+async def test_tokens_and_tls(tmp_path: Path, classes: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    secured = Secured(tmp_path, authority)
+    async with start_pulsar(tmp_path, secured.exposure) as gateway:
+        await gateway.create("t", 2)
+        token = secured.token("ada", "produce", "consume")
+        async with V5.client(gateway.listener.url, classes, token, str(authority.ca)) as v5:
+            await v5.done("producer", "p", "t")
+            await v5.done("stream", "s", "t", "s")
+            await v5.done("begin", "x")
+            await v5.done("send", "p", "k", "v", "x")
+            assert await v5.do("commit", "x") == "COMMITTED"
+            assert await v5.take("take in order", "s", 1) == ["v"]
+            assert "AuthorizationException" in await v5.do("producer", "p", "other")
 
 
 async def shown(gateway: PulsarGateway, topic: str, name: str) -> Any:

@@ -10,6 +10,13 @@ _ACKS = "metatxn_gateways/pulsar/acks.py"
 _CONSUMERS = "metatxn_gateways/pulsar/consumers.py"
 _ORDERED = "metatxn_gateways/pulsar/ordered.py"
 _SUBSCRIBERS = "metatxn_gateways/pulsar/subscribers.py"
+_AUTHENTICATION = "metatxn_gateways/pulsar/authentication.py"
+_CONNECTION = "metatxn_gateways/pulsar/connection.py"
+_LOOKUPS = "metatxn_gateways/pulsar/lookups.py"
+_PRODUCERS = "metatxn_gateways/pulsar/producers.py"
+_SESSION = "metatxn_gateways/pulsar/session.py"
+_TEST_BROKERS = "tests/gateways/pulsar/test_brokers.py"
+_TEST_SECURITY = "tests/gateways/pulsar/test_security.py"
 _TEST_ATTACHED = "tests/participants/subscription/test_attached.py"
 _TEST_CONSUMING = "tests/gateways/pulsar/test_consuming.py"
 _TEST_ORDERED = "tests/gateways/pulsar/test_ordered.py"
@@ -150,5 +157,70 @@ PULSAR = (
         "            self._permits -= len(each.indexes)\n",
         "            pass\n",
         tests=(f"{_TEST_CONSUMING}::test_permits_count_messages_and_an_entry_is_not_cut",),
+    ),
+    Mutant(
+        "any-token-of-pulsar",
+        "a client of Pulsar's comes in with a token that is valid",
+        _AUTHENTICATION,
+        "        self._authenticator.verified(token)\n",
+        "        pass\n",
+        tests=(f"{_TEST_SECURITY}::test_nobody_comes_in_without_a_token",),
+    ),
+    Mutant(
+        "token-of-pulsar-looked-at-once",
+        "a token is looked at again with every command",
+        _CONNECTION,
+        "        self._session.principal = self._authentication.principal()\n",
+        "        self._session.principal = getattr(self, '_first', None) or self._authentication.principal()\n"
+        "        self._first = self._session.principal\n",
+        tests=(f"{_TEST_SECURITY}::test_both_kinds_of_tokens_are_taken_and_a_revoked_one_ends_its_connection",),
+    ),
+    Mutant(
+        "rights-of-pulsar-ignored",
+        "a client of Pulsar's does what its token allows",
+        _SESSION,
+        "        if not self.principal.may(right, topic):\n",
+        "        if False:\n",
+        tests=(f"{_TEST_SECURITY}::test_every_command_needs_its_right",),
+    ),
+    Mutant(
+        "topics-of-pulsar-seen-by-all",
+        "who has no right on a topic does not learn whether it exists",
+        _SESSION,
+        "        if not self.principal.may_see(topic):\n",
+        "        if False:\n",
+        tests=(f"{_TEST_SECURITY}::test_every_command_needs_its_right",),
+    ),
+    Mutant(
+        "right-to-send-looked-at-once",
+        "a producer that has lost its right sends nothing more",
+        _PRODUCERS,
+        """        if not self.session.principal.may("produce", self.segment.record.topic):\n""",
+        "        if False:\n",
+        tests=(f"{_TEST_SECURITY}::test_a_right_that_was_taken_away_is_gone",),
+    ),
+    Mutant(
+        "transaction-of-another-principal",
+        "a transaction belongs to the principal that began it",
+        _SESSION,
+        "        await check_transaction(self.context.broker, txn_id, self.principal)\n",
+        "        pass\n",
+        tests=(f"{_TEST_SECURITY}::test_a_transaction_belongs_to_the_principal_that_began_it",),
+    ),
+    Mutant(
+        "overtaken-while-its-transaction-is-looked-up",
+        "what a producer sends is appended in its order",
+        _PRODUCERS,
+        "        async with self._turn:\n",
+        "        if True:\n",
+        tests=(f"{_TEST_SECURITY}::test_what_is_sent_behind_a_transaction_that_is_looked_up_stays_behind_it",),
+    ),
+    Mutant(
+        "looked-up-here-alone",
+        "a lookup answers the broker that serves the segment",
+        _LOOKUPS,
+        "                return url\n",
+        "                return brokers.own()\n",
+        tests=(f"{_TEST_BROKERS}::test_every_broker_tells_who_serves_a_segment",),
     ),
 )

@@ -55,9 +55,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.external.brokerUrl (not (contains "$(POD_NAME)" .Values.external.brokerUrl)) -}}
 {{- fail "external.brokerUrl: each broker needs an address of its own, such as http://$(POD_NAME).example:8471" -}}
 {{- end -}}
-{{- if and .Values.broker.pulsarPort (or .Values.security.tokenSecret .Values.security.tlsSecret) -}}
-{{- fail "broker.pulsarPort: Pulsar's clients are not served with tokens or TLS" -}}
-{{- end -}}
 {{- if not (has .Values.ipFamily (list "IPv4" "IPv6")) -}}
 {{- fail "ipFamily: say IPv4 or IPv6" -}}
 {{- end -}}
