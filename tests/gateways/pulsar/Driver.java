@@ -47,6 +47,8 @@ public class Driver {
         PulsarClientBuilder builder = PulsarClient.builder().serviceUrl(arguments[0]).transactionPolicy(policy);
         if (arguments.length > 1) {
             builder.authentication(AuthenticationFactory.token(arguments[1]));
+        }
+        if (arguments.length > 2) {
             builder.tlsPolicy(TlsPolicy.builder().trustCertsFilePath(arguments[2]).build());
         }
         try (PulsarClient client = builder.build()) {

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import Authority
+from metatxn.service.exposure import open_exposure
 from tests.documents import examples, outputs
 from tests.gateways.conftest import Serving
 from tests.gateways.pulsar import conversation
 from tests.gateways.pulsar.conftest import PulsarGateway, start_pulsar
 from tests.gateways.pulsar.conversation import RecordingListener
-from tests.gateways.pulsar.test_security import Secured
+from tests.service.security import TokenFile
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -42,7 +42,7 @@ class V5:
     @classmethod
     @asynccontextmanager
     async def client(cls, url: str, classes: Path, *secrets: str) -> AsyncIterator[V5]:
-        """`secrets` are a token, and the file with the authority to trust."""
+        """`secrets` are a token, and with TLS the file of the authority to trust."""
         process = await asyncio.create_subprocess_exec(
             *("java", "-cp", f"{classes}:{JARS}/*", "Driver", url, *secrets),
             stdin=asyncio.subprocess.PIPE,
@@ -351,13 +351,12 @@ async def test_a_conflict_fails_the_transaction(gateway: PulsarGateway, classes:
         assert await v5.do("take", "q", "300") == "nothing"
 
 
-async def test_tokens_and_tls(tmp_path: Path, classes: Path) -> None:
-    authority = Authority(tmp_path / "authority")
-    secured = Secured(tmp_path, authority)
-    async with start_pulsar(tmp_path, secured.exposure) as gateway:
+async def test_a_token_says_what_a_client_may_do(tmp_path: Path, classes: Path) -> None:
+    tokens = TokenFile(tmp_path)
+    async with start_pulsar(tmp_path, open_exposure(token_file=tokens.path)) as gateway:
         await gateway.create("t", 2)
-        token = secured.token("ada", "produce", "consume")
-        async with V5.client(gateway.listener.url, classes, token, str(authority.ca)) as v5:
+        token = tokens.add("ada", topics={"public/default/t": "produce, consume"})
+        async with V5.client(gateway.listener.url, classes, token) as v5:
             await v5.done("producer", "p", "t")
             await v5.done("stream", "s", "t", "s")
             await v5.done("begin", "x")
