@@ -36,6 +36,7 @@ from metatxn.service.limits import Limits
 from metatxn.wire.errors import BY_CODE
 from metatxn_gateways.kafka.metrics import KafkaMetrics
 from metatxn_gateways.kafka.requests import KafkaRequest
+from metatxn_gateways.pulsar.metrics import PulsarMetrics
 from participants.api.routes import router
 from participants.broker.broker import Broker
 from participants.service import BrokerService
@@ -175,6 +176,14 @@ def metrics_of_kafka() -> dict[str, str]:
     return exposed(registry)
 
 
+def metrics_of_pulsar() -> dict[str, str]:
+    registry = CollectorRegistry()
+    metrics = PulsarMetrics(lambda: 0)
+    metrics.answered("send", 0.0)
+    metrics.register(registry)
+    return exposed(registry)
+
+
 async def metrics_of_coordinator() -> dict[str, str]:
     service = CoordinatorService(MemoryStore(INDEXES))
     await service.survey.look_once()
@@ -304,6 +313,7 @@ async def test_the_page_has_every_metric_and_no_other() -> None:
     for section, found in {
         "metrics-of-a-coordinator": await metrics_of_coordinator(),
         "metrics-of-kafkas-clients": metrics_of_kafka(),
+        "metrics-of-pulsars-clients": metrics_of_pulsar(),
         "metrics-of-a-broker": exposed(BrokerService(MemoryStore(INDEXES), data_dir="never-opened").metrics.registry),
     }.items():
         assert {name: cells[0] for name, cells in rows(section, "metric").items()} == found

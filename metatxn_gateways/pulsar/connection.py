@@ -10,7 +10,9 @@ the receipts of a producer. What takes time runs as a task, and ends with the co
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from metatxn.wire import errors
@@ -30,6 +32,21 @@ SERVER = "metatxn"
 PROTOCOL_VERSION = 21
 KEEP_ALIVE_S = 30.0
 """A peer that is silent for this long is asked whether it is there, and after as long again it counts as gone."""
+MAX_WAITING = 100
+MAX_WAITING_BYTES = 1 << 20
+"""If more commands, or bytes of them, wait for a quota, no more are received."""
+_FREE = ("ping", "pong")
+"""No quota applies to these: a connection that shows no sign of life ends."""
+_MOVED = {"send": ["bytes_in_per_second"]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    name: str
+    content: Any
+    entry: memoryview
+    size: int
+    since_s: float
 
 
 class PulsarConnection:
@@ -41,7 +58,8 @@ class PulsarConnection:
         self._lookups = lookups = Lookups(session)
         self._producers = producers = PulsarProducers(session)
         self._memberships = memberships = Memberships(session)
-        consumers, coordinators = Consumers(session), Coordinators(session)
+        self._consumers = consumers = Consumers(session)
+        coordinators = Coordinators(session)
         self._handlers: dict[str, Callable[[Any], None]] = {
             "ping": self._ping,
             "pong": lambda _: None,
@@ -68,6 +86,9 @@ class PulsarConnection:
             "end_txn": coordinators.end,
         }
         self._authentication = PulsarAuthentication(context.authenticator, link)
+        self._waiting: deque[_Waiting] = deque()
+        """The commands that wait for a quota."""
+        self._waiting_bytes = 0
         self._connected = False
         self._heard = True
         self._asked = False
@@ -82,6 +103,42 @@ class PulsarConnection:
             self._connect(name, content)
             return
         self._session.principal = self._authentication.principal()
+        waiting = _Waiting(name, content, entry, len(request), asyncio.get_running_loop().time())
+        if name not in _FREE and (self._waiting or self._session.context.quotas.active):
+            self._wait(waiting)
+        else:
+            self._begin(waiting)
+
+    def _wait(self, command: _Waiting) -> None:
+        """Begin a command once the quota of its principal lets it pass, in the order in which they came."""
+        self._waiting.append(command)
+        self._waiting_bytes += command.size
+        self._session.hold("quota", self._has_much)
+        if len(self._waiting) == 1:
+            self._session.spawn(self._pass_on())
+
+    @property
+    def _has_much(self) -> bool:
+        return len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= MAX_WAITING_BYTES
+
+    async def _pass_on(self) -> None:
+        quotas = self._session.context.quotas
+        while self._waiting:
+            next = self._waiting[0]
+            amounts = ["requests_per_second", *_MOVED.get(next.name, [])]
+            await quotas.begin_later(self._session.principal.name, amounts, next.size)
+            self._waiting.popleft()
+            self._waiting_bytes -= next.size
+            self._session.hold("quota", self._has_much)
+            try:
+                self._begin(next)
+            except MalformedRequest as error:
+                self._link.close_malformed(str(error))
+                return
+
+    def _begin(self, waiting: _Waiting) -> None:
+        name, content, entry = waiting.name, waiting.content, waiting.entry
+        self._session.began = name, waiting.since_s
         if name == "send":
             self._producers.send(content, entry)
         elif (handler := self._handlers.get(name)) is not None:
@@ -113,6 +170,7 @@ class PulsarConnection:
         self._session.send(command("pong"))
 
     def _is_there(self) -> None:
+        self._heard |= self._session.holds_back
         if self._asked and not self._heard:
             self._link.abort()
             return
@@ -126,4 +184,6 @@ class PulsarConnection:
         self._authentication.end()
         self._lookups.end()
         self._memberships.end()
+        self._producers.end()
+        self._consumers.end()
         self._session.end()

@@ -57,7 +57,7 @@ class Consumers:
             self._begin(await self._attached(segment, request))
         else:
             wanted = request.start_message_id if request.HasField("start_message_id") else None
-            self._begin(PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session.link))
+            self._begin(PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session))
         return command("success", request_id=request.request_id)
 
     async def _attached(self, segment: Segment, request: Any) -> Subscriber:
@@ -69,12 +69,12 @@ class Consumers:
             number = await part.attached.attach(name)
         except errors.AlreadyExists as busy:
             raise PulsarError(PulsarCode.SERVICE_NOT_READY, explained(busy)) from None
-        context, link = self._session.context, self._session.link
-        return Subscriber(request, part, number, link, context.ordered.acknowledged)  # nothing is awaited until it runs
+        return Subscriber(request, part, number, self._session)  # nothing is awaited until it runs
 
     def _begin(self, reads: PulsarReader | Subscriber) -> None:
         running = self._session.spawn(self._run(reads))
         self._consumers[reads.id] = _Consumer(reads, running)
+        self._session.context.metrics.consumers += 1
         if isinstance(reads, Subscriber):
             # Also if the connection ends before the task has begun. The work of a segment ends with it.
             running.add_done_callback(lambda _: reads.segment.spawn(reads.detach()))
@@ -84,7 +84,7 @@ class Consumers:
         try:
             await reads.run()
         except REFUSALS:
-            self._consumers.pop(reads.id, None)
+            self._take(reads.id)
             self._session.send(command("close_consumer", consumer_id=reads.id, request_id=0))
 
     def close(self, request: Any) -> None:
@@ -96,13 +96,23 @@ class Consumers:
         return command("success", request_id=request.request_id)
 
     async def _drop(self, consumer_id: int) -> None:
-        if (consumer := self._consumers.pop(consumer_id, None)) is None:
+        if (consumer := self._take(consumer_id)) is None:
             return
         consumer.running.cancel()
         reads = consumer.reads
         if isinstance(reads, Subscriber):
             await reads.detach()
             self._session.context.ordered.closed(reads.part.definition.name, reads.segment.id, reads.name)
+
+    def _take(self, consumer_id: int) -> _Consumer | None:
+        consumer = self._consumers.pop(consumer_id, None)
+        self._session.context.metrics.consumers -= consumer is not None
+        return consumer
+
+    def end(self) -> None:
+        """The connection has ended."""
+        self._session.context.metrics.consumers -= len(self._consumers)
+        self._consumers.clear()
 
     # -- what they ask for -------------------------------------------------------------------------------------
 
@@ -116,9 +126,9 @@ class Consumers:
         """Acknowledge. It is answered if the client asks for that; a reader remembers nothing, but its client
         acknowledges nevertheless. Raises `MalformedRequest`."""
         assert_few(request.message_ids)
-        self._session.spawn(self._acknowledged(request))
+        self._session.spawn(self._acknowledged(request, self._session.began))
 
-    async def _acknowledged(self, request: Any) -> None:
+    async def _acknowledged(self, request: Any, began: tuple[str, float]) -> None:
         about: dict[str, Any] = {"consumer_id": request.consumer_id}
         for name in ("request_id", "txnid_least_bits", "txnid_most_bits"):
             if request.HasField(name):
@@ -127,6 +137,7 @@ class Consumers:
             await self._acknowledge(request)
         except REFUSALS as error:
             about |= {"error": int(pulsar_code(error)), "message": explained(error)}
+        self._session.answered(began)
         if request.HasField("request_id"):
             self._session.send(command("ack_response", **about))
 
@@ -170,7 +181,7 @@ class Consumers:
             raise PulsarError(PulsarCode.NOT_ALLOWED, "a reader is moved to a message, not to a time")
         await self._drop(reads.id)
         start = reader_start(reads.segment, request.message_id)
-        self._begin(PulsarReader(reads.id, reads.segment, start, self._session.link))
+        self._begin(PulsarReader(reads.id, reads.segment, start, self._session))
         return command("success", request_id=request.request_id)
 
     def last_message_id(self, request: Any) -> None:

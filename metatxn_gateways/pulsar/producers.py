@@ -47,6 +47,7 @@ class _Sent:
     highest: int
     size: int
     appending: asyncio.Task[Position | None]
+    began: tuple[str, float]
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class PulsarProducer:
             appending = asyncio.ensure_future(self._append(self._checked(request, highest, entry)))
         except REFUSALS as error:
             appending = asyncio.ensure_future(_refused(error))
-        sent = _Sent(request.sequence_id, highest, len(entry), appending)
+        sent = _Sent(request.sequence_id, highest, len(entry), appending, self.session.began)
         self.sent.append(sent)
         return sent
 
@@ -141,6 +142,7 @@ class PulsarProducer:
         answers: list[Reply] = []
         while self.sent and self.sent[0].appending.done():
             sent = self.sent.popleft()
+            self.session.answered(sent.began)
             answers.append([self._answer(sent)])
         return answers
 
@@ -194,6 +196,7 @@ class PulsarProducers:
         self._session.require("produce", parts.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
         assert_writable(segment, (await broker.topic(parts.topic)).format)
+        self._session.context.metrics.producers += request.producer_id not in self._producers
         producer = self._producers[request.producer_id] = PulsarProducer(
             request.producer_id, segment, name, self._session
         )
@@ -214,7 +217,7 @@ class PulsarProducers:
             return
         self._pending_bytes += sent.size
         if self._pending_bytes > MAX_PENDING_BYTES:
-            self._session.link.receive_more(False)
+            self._session.hold("sends", held=True)
         sent.appending.add_done_callback(partial(self._over, producer, sent.size))
 
     def _over(self, producer: PulsarProducer, size: int, appending: asyncio.Task[Position | None]) -> None:
@@ -225,14 +228,20 @@ class PulsarProducers:
             return
         was_full, self._pending_bytes = self._pending_bytes > MAX_PENDING_BYTES, self._pending_bytes - size
         if was_full and self._pending_bytes <= MAX_PENDING_BYTES:
-            self._session.link.receive_more(True)
+            self._session.hold("sends", held=False)
         if answers := producer.confirmed():
             self._session.link.send(*answers)
 
     def close(self, request: Any) -> None:
         """Close a producer, once everything that it has sent is settled."""
         producer = self._producers.pop(request.producer_id, None)
+        self._session.context.metrics.producers -= producer is not None
         self._session.answer(self._closed(request, producer), partial(refused, request))
+
+    def end(self) -> None:
+        """The connection has ended."""
+        self._session.context.metrics.producers -= len(self._producers)
+        self._producers.clear()
 
     async def _closed(self, request: Any, producer: PulsarProducer | None) -> bytes:
         if producer is not None:

@@ -13,10 +13,11 @@ from typing import Any
 from metatxn.wire import errors
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.position import Position
-from metatxn_gateways.listener import FrameConnection, Reply
+from metatxn_gateways.listener import Reply
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.entries import served
 from metatxn_gateways.pulsar.names import message_id
+from metatxn_gateways.pulsar.session import PulsarSession
 from participants.messages.payloads import message_count
 from participants.segment.segment import Segment
 
@@ -28,11 +29,12 @@ EARLIEST, LATEST = (1 << 64) - 1, (1 << 63) - 1
 class PulsarReader:
     """A reader. `run` sends until the segment or the connection is lost."""
 
-    def __init__(self, id: int, segment: Segment, start: Position, link: FrameConnection) -> None:
+    def __init__(self, id: int, segment: Segment, start: Position, session: PulsarSession) -> None:
         self.id = id
         self.segment = segment
         self._at = start
-        self._link = link
+        self._session = session
+        self._link = session.link
         self._left: deque[RawFrame] = deque()
         """The entries that were read and not sent yet."""
         self._permits = 0
@@ -49,10 +51,13 @@ class PulsarReader:
         while True:
             await self._permitted.wait()
             await self._link.until_writable()
+            charge = await self._session.may_read()
             changed = self.segment.changed.next()
             self.segment.assert_serving()
             more = bool(self._left) or await self._read_on()
-            self._send()
+            size = self._send()
+            if charge is not None:
+                charge.answer(size)
             if not more and not self._left:
                 self._tell_end()
                 await asyncio.shield(changed)
@@ -68,17 +73,21 @@ class PulsarReader:
         self._at = page.next
         return not page.end
 
-    def _send(self) -> None:
+    def _send(self) -> int:
+        """Send what is permitted. Returns the bytes."""
         frames: list[Reply] = []
+        size = 0
         while self._left and self._permits > 0:
             frame = self._left.popleft()
             self._permits -= message_count(frame)
             frames.append(message(self.id, self.segment.id, frame))
             self.segment.traffic.went_out(message_count(frame), len(frame.data))
+            size += len(frame.data)
         if self._permits <= 0:
             self._permitted.clear()
         if frames:
             self._link.send(*frames)
+        return size
 
     def _tell_end(self) -> None:
         if not self._ended and self.segment.ended_at(self._at):

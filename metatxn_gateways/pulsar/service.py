@@ -19,6 +19,7 @@ from metatxn_gateways.listener import FrameConnection, FrameServer, Handler
 from metatxn_gateways.pulsar.brokers import PulsarBrokers
 from metatxn_gateways.pulsar.connection import PulsarConnection
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
+from metatxn_gateways.pulsar.metrics import PulsarMetrics
 from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.session import Context
 from metatxn_gateways.pulsar.subscribing import Subscribing
@@ -62,7 +63,8 @@ class PulsarListener:
         self._advertise = advertise
         self._authenticator = exposure.authenticator
         self._scheme = "pulsar" if exposure.tls is None else "pulsar+ssl"
-        self._server = FrameServer(self._connect, host, port, exposure.tls)
+        self._metrics = PulsarMetrics(lambda: self._server.connections)
+        self._server = FrameServer(self._connect, host, port, exposure.tls, self._metrics.connection_closed)
         self._layouts = SegmentGraphs(store)
         self._running = AsyncExitStack()
 
@@ -94,11 +96,15 @@ class PulsarListener:
             ordered,
             self._authenticator,
             brokers,
+            self._service.quotas,
+            self._metrics,
         )
         await stack.enter_async_context(self._layouts.running())
         await stack.enter_async_context(brokers.running())
         stack.push_async_callback(self._server.stop)
         await self._server.start()
+        self._metrics.register(broker.metrics.registry)
+        stack.callback(broker.metrics.registry.unregister, self._metrics)
         await broker.announcement.name_pulsar(self.url)
         stack.push_async_callback(self._withdraw, broker)
 

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from coordinator.transactions import Transactions
+from metatxn.service.quotas.quotas import Charge, Quotas
 from metatxn.service.security.authentication import Authenticator
 from metatxn.service.security.principal import ANYONE
 from metatxn.wire.access import Right
@@ -19,6 +20,7 @@ from metatxn_gateways.pulsar.brokers import PulsarBrokers
 from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, explained, pulsar_code
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
+from metatxn_gateways.pulsar.metrics import PulsarMetrics
 from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.subscribing import Subscribing
 from participants.api.rights import check_transaction
@@ -40,6 +42,8 @@ class Context:
     ordered: OrderedConsumers
     authenticator: Authenticator | None
     brokers: PulsarBrokers
+    quotas: Quotas
+    metrics: PulsarMetrics
 
 
 class PulsarSession:
@@ -51,6 +55,9 @@ class PulsarSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self.principal = ANYONE
         """Who is at the other end, as the last command has shown it."""
+        self.began: tuple[str, float] = ("", 0.0)
+        """The command that is being begun, and when it came."""
+        self._holding: set[str] = set()
 
     def require(self, right: Right, topic: str) -> None:
         """Raises AUTHORIZATION, whether there is such a topic or not."""
@@ -66,6 +73,23 @@ class PulsarSession:
         """Raises NOT_ALLOWED if another principal has begun it, and TXN_NOT_FOUND."""
         await check_transaction(self.context.broker, txn_id, self.principal)
 
+    def hold(self, why: str, held: bool) -> None:
+        """Receive nothing more as long as anything holds that back."""
+        (self._holding.add if held else self._holding.discard)(why)
+        self.link.receive_more(not self._holding)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether nothing more is received at this moment, also no sign of life."""
+        return bool(self._holding)
+
+    async def may_read(self) -> Charge | None:
+        """Wait until the principal may read more, and charge it with what it gets."""
+        quotas = self.context.quotas
+        if not quotas.active:
+            return None
+        return await quotas.begin_later(self.principal.name, ["bytes_out_per_second"], 0)
+
     def send(self, answer: bytes) -> None:
         self.link.send([answer])
 
@@ -76,15 +100,21 @@ class PulsarSession:
         pulsar_code: Callable[[Exception], PulsarCode] = pulsar_code,
     ) -> None:
         """Send what a call returns, or why it is refused."""
+        began = self.began
 
         async def answered() -> None:
             try:
                 found = await answering
             except REFUSALS as error:
                 found = refused(pulsar_code(error), explained(error))
+            self.answered(began)
             self.send(found)
 
         self.spawn(answered())
+
+    def answered(self, began: tuple[str, float]) -> None:
+        name, since_s = began
+        self.context.metrics.answered(name, asyncio.get_running_loop().time() - since_s)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` as long as there is a connection. An unexpected error ends it."""

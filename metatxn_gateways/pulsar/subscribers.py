@@ -8,16 +8,16 @@ when it is closed, when its connection ends, and by `REDELIVER`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from metastore.errors import MetastoreError
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from metatxn_gateways.listener import FrameConnection, Reply
+from metatxn_gateways.listener import Reply
 from metatxn_gateways.pulsar.acks import ack_set_of, acks_of
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.readers import READ_BYTES, message
+from metatxn_gateways.pulsar.session import PulsarSession
 from participants.messages.payloads import message_count
 from participants.segment.segment import Segment
 from participants.subscription.segment_subscription import SegmentSubscription
@@ -34,16 +34,14 @@ class Subscriber:
         request: Any,
         part: SegmentSubscription,
         number: int,
-        link: FrameConnection,
-        drained: Callable[[str, str], None],
+        session: PulsarSession,
     ) -> None:
-        """`drained` is called with the subscription and the segment once everything in it is acknowledged."""
         self.id: int = request.consumer_id
         self.name: str = request.consumer_name
         self.part = part
         self.number = number
-        self._link = link
-        self._tell_drained = drained
+        self._session = session
+        self._link = session.link
         self._epoch: int | None = request.consumer_epoch if request.HasField("consumer_epoch") else None
         """The client drops what was sent to it before its last `REDELIVER`."""
         self._permits = 0
@@ -66,20 +64,23 @@ class Subscriber:
         while True:
             await self._permitted.wait()
             await self._link.until_writable()
+            charge = await self._session.may_read()
             changed = self.segment.changed.next()
             self.part.assert_serving()
-            if await self._deliver():
+            if (size := await self._deliver()) > 0:
+                if charge is not None:
+                    charge.answer(size)
                 continue
             if self.part.deliveries.full:
                 self.part.dispatch.refused_more = True
             if not self.drained and await self._look_at_end():
                 self.drained = True
-                self._tell_drained(self.part.definition.name, self.segment.id)
+                self._session.context.ordered.acknowledged(self.part.definition.name, self.segment.id)
                 self._link.send([command("reached_end_of_topic", consumer_id=self.id)])
             await asyncio.shield(changed)
 
-    async def _deliver(self) -> bool:
-        """Send what is due. Returns whether there was anything."""
+    async def _deliver(self) -> int:
+        """Send what is due. Returns the bytes."""
         taking = TakingEntries(Taker(self.number, ()), self._permits, READ_BYTES)
         await self.part.dispatch.deliver(taking)
         frames: list[Reply] = []
@@ -95,7 +96,7 @@ class Subscriber:
             self._permitted.clear()
         if frames:
             self._link.send(*frames)
-        return bool(frames)
+        return sum(len(part) for frame in frames for part in frame)
 
     async def _look_at_end(self) -> bool:
         try:

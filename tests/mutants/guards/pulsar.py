@@ -16,6 +16,7 @@ _LOOKUPS = "metatxn_gateways/pulsar/lookups.py"
 _PRODUCERS = "metatxn_gateways/pulsar/producers.py"
 _SESSION = "metatxn_gateways/pulsar/session.py"
 _TEST_BROKERS = "tests/gateways/pulsar/test_brokers.py"
+_TEST_QUOTAS = "tests/gateways/pulsar/test_quotas.py"
 _TEST_SECURITY = "tests/gateways/pulsar/test_security.py"
 _TEST_ATTACHED = "tests/participants/subscription/test_attached.py"
 _TEST_CONSUMING = "tests/gateways/pulsar/test_consuming.py"
@@ -222,5 +223,29 @@ PULSAR = (
         "                return url\n",
         "                return brokers.own()\n",
         tests=(f"{_TEST_BROKERS}::test_every_broker_tells_who_serves_a_segment",),
+    ),
+    Mutant(
+        "pulsar-without-quota",
+        "commands of Pulsar's clients wait for the quota of their principal",
+        _CONNECTION,
+        "        if name not in _FREE and (self._waiting or self._session.context.quotas.active):\n",
+        "        if False:\n",
+        tests=(f"{_TEST_QUOTAS}::test_commands_wait_in_their_order_until_the_quota_lets_them_pass",),
+    ),
+    Mutant(
+        "overtaken-while-a-quota-is-waited-for",
+        "what waits for a quota stays in its order",
+        _CONNECTION,
+        "        if len(self._waiting) == 1:\n",
+        "        if True:\n",
+        tests=(f"{_TEST_QUOTAS}::test_commands_wait_in_their_order_until_the_quota_lets_them_pass",),
+    ),
+    Mutant(
+        "delivered-beyond-a-quota",
+        "what a consumer of Pulsar's gets counts for its principal",
+        _SUBSCRIBERS,
+        "                    charge.answer(size)\n",
+        "                    pass\n",
+        tests=(f"{_TEST_QUOTAS}::test_what_is_delivered_counts_and_waits",),
     ),
 )
