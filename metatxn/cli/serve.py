@@ -288,8 +288,7 @@ def dev(
         urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
         kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
         urls |= await listeners_started(stack, opened, broker, host, kafka, (pulsar_port, pulsar_advertise), exposed)
-        urls |= {"data": str(data_dir.resolve()), "access": exposed.describe(host)}
-        announce(urls, output_of(context, output))
+        announce(urls | {"data": str(data_dir.resolve()), "access": exposed.describe(host)}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
 
@@ -394,20 +393,16 @@ def broker(
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "peer_token": peer_token, **advertised(advertise_url)}
         where |= {"data_dir": data_dir, "storage": storage}
-        settings = {
-            "max_ledger_bytes": max_ledger_bytes,
-            "disk_watermark": disk_watermark,
-            "drain_timeout_ms": drain_timeout_ms,
-        }
+        settings = {"max_ledger_bytes": max_ledger_bytes, "disk_watermark": disk_watermark}
+        settings["drain_timeout_ms"] = drain_timeout_ms
         try:
             service = made("broker", opened, settings, **where, **providers, exposure=exposed)
         except ValueError as error:
             raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
         kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
-        listeners = await listeners_started(
-            stack, opened, service, host, kafka, (pulsar_port, pulsar_advertise), exposed
-        )
+        pulsar = (pulsar_port, pulsar_advertise)
+        listeners = await listeners_started(stack, opened, service, host, kafka, pulsar, exposed)
         urls = {"broker": service.url, **listeners, "data": storage or str(data_dir and data_dir.resolve())}
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
