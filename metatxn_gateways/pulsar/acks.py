@@ -77,10 +77,7 @@ async def _acks_of_entry(
     part: SegmentSubscription, position: Position, ack_set: Sequence[int], *, cumulative: bool
 ) -> list[Ack]:
     size = await part.size_of(position)
-    if not size:
-        (ack,) = await part.single_acks([(position, 0)], None)  # refused, unless it was left out of its ledger
-        return [ack]
-    indexes = acked_indexes(ack_set, size)
+    indexes = acked_indexes(ack_set, size) if size else [0]  # refused, unless it was left out of its ledger
     if cumulative:
         return [await part.cumulative_ack(position, indexes[-1], None)] if indexes else []
     if len(indexes) == size:

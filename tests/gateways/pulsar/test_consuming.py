@@ -188,6 +188,26 @@ async def test_what_is_not_there_is_not_acknowledged(gateway: PulsarGateway) -> 
     assert await backlog(gateway) == 2
 
 
+async def test_what_compaction_has_left_out_is_acknowledged_with_all_before_it(
+    gateway: PulsarGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (segment,) = await gateway.create("t")
+    async with gateway.client() as client:
+        places = await produced(client, segment, *entries(0, 1, 2))
+        await client.subscribe(segment, kind=0)
+        await client.messages(3)
+
+        async def unknown(part: SegmentSubscription, position: Position) -> int:
+            return 0
+
+        monkeypatch.setattr(SegmentSubscription, "size_of", unknown)
+        with pytest.raises(Refused):
+            await client.ack(places[1], cumulative=True)
+        monkeypatch.setattr(SegmentSubscription, "_is_left_out", lambda part, position: True)
+        await client.ack(places[1], cumulative=True)
+    assert await backlog(gateway) == 1
+
+
 async def test_what_was_trimmed_needs_no_acknowledgement(gateway: PulsarGateway) -> None:
     (segment,) = await gateway.create("t")
     async with gateway.client() as client:

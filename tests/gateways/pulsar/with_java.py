@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from metatxn.service.exposure import open_exposure
+from tests.certificates import Authority
 from tests.documents import examples, outputs
 from tests.gateways.conftest import Serving
 from tests.gateways.pulsar import conversation
@@ -351,12 +352,15 @@ async def test_a_conflict_fails_the_transaction(gateway: PulsarGateway, classes:
         assert await v5.do("take", "q", "300") == "nothing"
 
 
-async def test_a_token_says_what_a_client_may_do(tmp_path: Path, classes: Path) -> None:
-    tokens = TokenFile(tmp_path)
-    async with start_pulsar(tmp_path, open_exposure(token_file=tokens.path)) as gateway:
+async def test_a_token_says_over_tls_what_a_client_may_do(tmp_path: Path, classes: Path) -> None:
+    """The client asks for the name that the address has, not for the address."""
+    authority = Authority(tmp_path / "authority")
+    tokens, certificate = TokenFile(tmp_path), authority.sign("broker", host="localhost")
+    exposure = open_exposure(token_file=tokens.path, tls_cert=certificate.cert, tls_key=certificate.key)
+    async with start_pulsar(tmp_path, exposure) as gateway:
         await gateway.create("t", 2)
         token = tokens.add("ada", topics={"public/default/t": "produce, consume"})
-        async with V5.client(gateway.listener.url, classes, token) as v5:
+        async with V5.client(gateway.listener.url, classes, token, str(authority.ca)) as v5:
             await v5.done("producer", "p", "t")
             await v5.done("stream", "s", "t", "s")
             await v5.done("begin", "x")
