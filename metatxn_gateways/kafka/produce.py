@@ -237,6 +237,7 @@ class Produce:
             if not repeated and sequences.following not in (None, entry.sequence):
                 if producer is not None:  # with its transaction the segment forgets what was sent before
                     await self._producers.open_transaction(producer, refused=entry.txn_id)
+                await segment.reader.assert_owned()  # a successor may have appended what is missing here
                 raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
             position = await self._published(segment, entry, producer)
             if sequences.following in (None, entry.sequence):  # also if it was appended, and the answer got lost

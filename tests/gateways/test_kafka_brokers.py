@@ -447,6 +447,26 @@ async def test_a_leader_that_was_deposed_knows_no_offset_out_of_range(brokers: B
     frozen.process.thaw()
 
 
+async def test_a_leader_that_was_deposed_knows_no_sequence_out_of_order(brokers: Brokers) -> None:
+    """Its successor may have appended what is missing here. Found by the simulation."""
+    await brokers.create()
+    frozen = brokers.members[0]
+    number = await brokers.led_by(frozen)
+
+    async def code(member: Member, sequence: int) -> int:
+        return (await member.ask.produce("t", number, b"%d" % sequence, producer=7, sequence=sequence))[0]
+
+    assert await code(frozen, 0) == KafkaCode.NONE
+    await frozen.process.freeze()
+    leader = brokers.other(frozen)
+    await leader.process.serving(brokers.segments[number])
+    assert await code(leader, 1) == KafkaCode.NONE
+    assert await code(frozen, 2) == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    assert await code(leader, 2) == KafkaCode.NONE
+    assert await code(leader, 4) == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    frozen.process.thaw()
+
+
 # -- librdkafka ----------------------------------------------------------------------------------------------------
 
 

@@ -416,6 +416,14 @@ GATEWAYS = (
         ),
     ),
     Mutant(
+        "deposed-leader-misses-a-sequence",
+        "5.2: a deposed leader says of no sequence that it is out of order",
+        "metatxn_gateways/kafka/produce.py",
+        "                await segment.reader.assert_owned()  # a successor may have appended what is missing here\n",
+        "",
+        tests=("tests/gateways/test_kafka_brokers.py::test_a_leader_that_was_deposed_knows_no_sequence_out_of_order",),
+    ),
+    Mutant(
         "deposed-leader-deletes-out-of-range",
         "5.2: a deposed leader says of no offset that it is out of range",
         "metatxn_gateways/kafka/topic_calls.py",
