@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 import structlog
 
@@ -28,6 +29,8 @@ MIN_SESSION_TIMEOUT_MS = 6_000
 MAX_SESSION_TIMEOUT_MS = 1_800_000
 LOOK_INTERVAL_S = 0.1
 SWEEP_INTERVAL_S = 10.0
+SWEEPS_PER_CLEANING = 360
+"""About once in an hour the offsets of deleted topics are deleted."""
 
 
 class Coordination:
@@ -268,9 +271,11 @@ class Coordination:
                     log.info("offsets are settled later", group=name, why=str(error))
 
     async def _sweep_forever(self) -> None:
-        while True:
+        for sweep in count(1):
             try:
                 await self.offsets.sweep()
+                if sweep % SWEEPS_PER_CLEANING == 0:
+                    await self.offsets.clean_up()
             except REFUSALS as error:
                 log.info("offsets are swept later", why=str(error))
             await asyncio.sleep(SWEEP_INTERVAL_S)

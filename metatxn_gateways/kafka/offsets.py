@@ -29,6 +29,7 @@ from participants.txn.refusals import refusal
 
 MAX_METADATA_BYTES = 4_096
 _PER_APPLY = 100
+_PER_READ = 1_000
 _MOST_RIVALS = 100
 _INDEX = "offsets-by-group"
 T = TypeVar("T")
@@ -187,6 +188,24 @@ class CommittedOffsets:
             name = paths.group_of_offset_entry(entries[0])
             await self.settle(name)
             after = prefix_end(paths.offsets_by_group(name))
+
+    async def clean_up(self) -> None:
+        """Delete the offsets of segments that were deleted with their topics. Ids of segments are never reused, so
+        nobody asks for them any more. Raises the store's errors."""
+        start, more = paths.GROUP_OFFSETS, True
+        while more:
+            found = await self._store.range(start, prefix_end(paths.GROUP_OFFSETS), limit=_PER_READ)
+            keys = [paths.segment(paths.segment_of_group_offset(each.key)) for each in found.records]
+            there = await self._store.get_each(dict.fromkeys(keys))  # after the offsets, committed on what was there
+            gone = [each for key, each in zip(keys, found.records, strict=True) if there[key] is None]
+            for part in _parts(gone):
+                batch = self._store.batch()
+                for record in part:
+                    batch.remove(record)
+                with suppress(CheckFailed):  # another process has deleted some; the rest goes the next time
+                    await self._store.apply(batch)
+            more = found.more
+            start = found.records[-1].key + "\0" if found.records else start
 
     async def _entries(self, name: str) -> list[str]:
         prefix = paths.offsets_by_group(name)

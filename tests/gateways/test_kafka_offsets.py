@@ -17,10 +17,12 @@ from coordinator.transactions import Transactions
 from metastore.check import StoreCheck
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.store import read_transaction
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BeginRequest
 from metatxn.wire.ids import TxnId
+from metatxn_gateways.kafka import offsets
 from metatxn_gateways.kafka.codes import KafkaError
 from metatxn_gateways.kafka.offsets import CommittedOffsets, GivenOffset, GroupMoved, checked_offset
 from tests.participants.segment.faulty_store import INTENT, Fault, FaultyStore, puts
@@ -240,3 +242,20 @@ def test_what_a_client_commits_is_bounded() -> None:
     for offset, metadata in ((-1, None), (1, "x" * 4_097)):
         with pytest.raises(KafkaError):
             checked_offset(offset, None, metadata)
+
+
+async def test_offsets_of_deleted_topics_are_deleted(committing: Committing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every group, and no others; also over several reads and applies."""
+    monkeypatch.setattr(offsets, "_PER_READ", 2)
+    monkeypatch.setattr(offsets, "_PER_APPLY", 2)
+    record = SegmentRecord(topic="public/default/t", range=(0, 1), storage="s").encode()
+    await committing.store.apply(committing.store.batch().create(paths.segment(SEGMENT), record))
+    for group in ("g", "h", "i"):
+        known = await committing.offsets.group(group)
+        for segment in (SEGMENT, OTHER, "segment://public/default/gone/0000-ffff-0"):
+            await committing.offsets.commit(known, group, {segment: GivenOffset(7, None, None)})
+    await committing.offsets.clean_up()
+    for group in ("g", "h", "i"):
+        found, _ = await committing.offsets.fetch(group, None)
+        assert list(found) == [SEGMENT]
+    await committing.offsets.clean_up()

@@ -416,6 +416,14 @@ GATEWAYS = (
         ),
     ),
     Mutant(
+        "offsets-of-every-topic-cleaned-up",
+        "5.21: only offsets of segments that were deleted are deleted",
+        "metatxn_gateways/kafka/offsets.py",
+        "zip(keys, found.records, strict=True) if there[key] is None]",
+        "zip(keys, found.records, strict=True)]",
+        tests=("tests/gateways/test_kafka_offsets.py::test_offsets_of_deleted_topics_are_deleted",),
+    ),
+    Mutant(
         "deposed-leader-misses-a-sequence",
         "5.2: a deposed leader says of no sequence that it is out of order",
         "metatxn_gateways/kafka/produce.py",
