@@ -117,6 +117,11 @@ def test_one_is_begun_by_hand_for_messages_of_ones_own(
     page.get_by_label("Properties").fill("job=correction")
     page.get_by_role("button", name="Begin").click()
     expect(page.get_by_role("alert")).to_contain_text("Is aborted after: 'soon' is not a duration")
+    page.route("**/console/transactions", lambda route: route.abort() if route.request.method == "POST" else None)
+    visitor.expected = "status of 422|net::ERR_"
+    page.get_by_role("button", name="Begin").click()
+    expect(page.get_by_role("alert")).to_contain_text("Whether it has done this is not known")
+    page.unroute("**/console/transactions")
     page.get_by_label("Is aborted after").fill("1h")
     page.get_by_role("button", name="Begin").click()
     expect(page.get_by_text("Messages can be produced inside it")).to_be_visible()

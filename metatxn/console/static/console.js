@@ -91,12 +91,16 @@
     alert.scrollIntoView({ block: "nearest" });
   }
 
-  function alertOf(text) {
-    const found = new DOMParser().parseFromString(text, "text/html").querySelector("[role=alert]");
-    const alert = document.adoptNode(found ?? document.createElement("div"));
+  function alertOf(answer) {
+    const page = new DOMParser().parseFromString(answer, "text/html");
+    const found = page.querySelector("[role=alert]");
+    if (found) {
+      return document.adoptNode(found);
+    }
+    const alert = document.createElement("div");
     alert.className = "problem";
     alert.setAttribute("role", "alert");
-    alert.textContent ||= found ? "" : text.slice(0, 300);
+    alert.textContent = (page.querySelector("main") ?? page.body).innerText.trim().slice(0, 300);
     return alert;
   }
 
