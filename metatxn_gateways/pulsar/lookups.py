@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,10 @@ from metatxn_gateways.pulsar.names import own_topic, scalable_topic, segment_par
 from metatxn_gateways.pulsar.session import PulsarSession
 
 CONNECT, FAILED = 1, 2
+WAIT_S = 10.0
+"""How long a lookup waits until the segment is served; a client waits for 30 s."""
+LOOK_AGAIN_S = 0.5
+"""How often it looks whether the broker of a segment is announced with a listener."""
 MAX_WATCHES = 1_000
 """The most topics that a connection watches."""
 
@@ -49,7 +54,20 @@ class Lookups:
         )
 
     async def _serving(self, segment: str, topic: str) -> str:
-        """The URL of the broker that serves a segment."""
+        """The URL of the broker that serves a segment. One that is being opened, as after a split, is waited for: a
+        client that hears that it is not ready closes its connection, and everything that its consumers hold returns."""
+        broker, loop = self._session.context.broker, asyncio.get_running_loop()
+        until_s = loop.time() + WAIT_S
+        while True:
+            changes = broker.changes()
+            try:
+                return await self._served_by(segment, topic)
+            except (errors.StoreUnavailable, PulsarError):
+                if (left_s := until_s - loop.time()) <= 0:
+                    raise
+                await asyncio.wait(changes, timeout=min(left_s, LOOK_AGAIN_S), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _served_by(self, segment: str, topic: str) -> str:
         broker, brokers = self._session.context.broker, self._session.context.brokers
         try:
             await broker.in_layout(topic, lambda: broker.segment(segment))

@@ -15,6 +15,7 @@ from obstore.store import MemoryStore
 
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
+from metatxn_gateways.pulsar import lookups
 from metatxn_gateways.pulsar.codes import PulsarCode
 from metatxn_gateways.pulsar.service import PulsarListener
 from tests.gateways.pulsar.client import PATIENCE_S, PulsarClient, Refused, entry
@@ -134,7 +135,8 @@ async def test_a_segment_is_consumed_at_its_broker_in_one_transaction_with_other
                 answer = await member.process.http.get("/v1/topics/t/subscriptions/s")
 
 
-async def test_a_broker_without_a_listener_is_not_named(pair: PulsarPair) -> None:
+async def test_a_broker_without_a_listener_is_not_named(pair: PulsarPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "WAIT_S", 0.0)
     one, other = pair.members
     segment = next((each for each in pair.segments if pair.url_of(each) == other.listener.url), None)
     if segment is None:

@@ -207,6 +207,14 @@ async def test_nothing_is_appended_behind_a_send_that_comes_again(gateway: Pulsa
         assert await values(client, 2) == [b"a", b"b"]
 
 
+async def test_a_lookup_waits_until_the_segment_is_open(gateway: PulsarGateway) -> None:
+    """A client that hears that it is not ready closes its connection, and its consumers lose what they hold."""
+    (segment,) = await gateway.create("t")
+    async with gateway.client() as client:
+        gateway.broker.served[segment].lose("a test")
+        assert (await client.ask("lookup", topic=segment)).broker_url == gateway.listener.url
+
+
 async def test_a_reader_begins_where_it_says(gateway: PulsarGateway) -> None:
     (segment,) = await gateway.create("t")
     async with gateway.client() as client:

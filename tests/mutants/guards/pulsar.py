@@ -248,4 +248,12 @@ PULSAR = (
         "                    pass\n",
         tests=(f"{_TEST_QUOTAS}::test_what_is_delivered_counts_and_waits",),
     ),
+    Mutant(
+        "lookup-without-patience",
+        "a lookup waits for a segment that is being opened",
+        _LOOKUPS,
+        "                if (left_s := until_s - loop.time()) <= 0:\n",
+        "                if (left_s := 0.0) <= 0:\n",
+        tests=("tests/gateways/pulsar/test_producing.py::test_a_lookup_waits_until_the_segment_is_open",),
+    ),
 )
