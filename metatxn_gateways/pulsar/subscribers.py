@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 from metastore.errors import MetastoreError
+from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from metatxn_gateways.listener import Reply
@@ -107,12 +108,18 @@ class Subscriber:
     # -- what its client asks for ------------------------------------------------------------------------------
 
     async def acknowledge(self, request: Any, txn_id: TxnId | None) -> None:
-        """Acknowledge. Returns once that is durable; inside a transaction, once its operations are. Raises as `acks_of`
-        and `LocalShare.acknowledge` do."""
+        """Acknowledge. Returns once that is durable; inside a transaction, once its operations are. What comes after
+        the abort of its transaction is delivered again, like what came before it. Raises as `acks_of` and
+        `LocalShare.acknowledge` do."""
         self.part.assert_serving()
         acks = await acks_of(self.part, request, inside=txn_id is not None)
-        if acks:
+        try:
             await LocalShare({self.segment.id: self.part}).acknowledge_all([(self.part, acks)], txn_id)
+        except errors.MetatxnError:
+            if txn_id is not None and await self.part.freed_by_abort(txn_id):
+                places = [place for ack in acks for place in self.part.deliveries.places_in(ack.span)]
+                self.part.dispatch.redeliver([(place.position, place.message) for place in places], self.number)
+            raise
 
     async def redeliver(self, request: Any) -> None:
         """Return what this consumer holds of these entries, or everything that it holds. What is being sent to it at

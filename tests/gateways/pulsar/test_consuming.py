@@ -270,6 +270,7 @@ async def test_an_acknowledgement_of_a_transaction_that_is_over_is_refused(gatew
             with pytest.raises(Refused) as refused:
                 await client.ack(places[0], txn=over)
             assert refused.value.code == code
+        assert shown(await client.messages(1)) == [(0, 1)], "a late acknowledgement returns like an early one"
     assert await backlog(gateway) == 1
 
 

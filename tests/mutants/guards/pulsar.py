@@ -256,4 +256,12 @@ PULSAR = (
         "                if (left_s := 0.0) <= 0:\n",
         tests=("tests/gateways/pulsar/test_producing.py::test_a_lookup_waits_until_the_segment_is_open",),
     ),
+    Mutant(
+        "late-acknowledgement-that-keeps-its-message",
+        "5.25: what is acknowledged after the abort of its transaction returns",
+        _SUBSCRIBERS,
+        "            if txn_id is not None and await self.part.freed_by_abort(txn_id):\n",
+        "            if False:\n",
+        tests=(f"{_TEST_CONSUMING}::test_an_acknowledgement_of_a_transaction_that_is_over_is_refused",),
+    ),
 )
