@@ -20,12 +20,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from coordinator.gc_sweep import GcSweep
+from coordinator.key_sweep import KeySweep
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord, CoordinatorRecord
 from metastore.urls import open_store
+from metastore.versions import ClusterVersion
 from metatxn.wire.broker import Message
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest
 from metatxn.wire.frames import Entry, PayloadKind
@@ -109,6 +111,7 @@ class Story:
             await self.broker.open_all(topic.segments)
 
     async def _collected(self) -> None:
+        await self._transactions.keys.connect("once", ConnectRequest(epoch=-1))
         txn_id = await self._begin()
         await self._write(txn_id, FIRST_ORDERS)
         await self._reach(100)
@@ -175,6 +178,8 @@ class Story:
         await self._transactions.keys.connect("weekly", ConnectRequest(epoch=-1))
         await self._transactions.keys.delete("weekly")
         await self._begin()
+        sweep = KeySweep(self._store, self._now_ms, ClusterVersion(), retention_ms=60 * MINUTE_MS)
+        assert await sweep.forget_once() == 1
         await self._reach(500)
 
     async def _swept(self) -> None:

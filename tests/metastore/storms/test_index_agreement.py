@@ -13,7 +13,7 @@ import asyncio
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import pytest
 from metastore.api import MetadataStore
 from metastore.backends.memory import MemoryStore
 from metastore.check import StoreCheck
+from metastore.errors import StoreUnavailable
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
@@ -119,6 +120,14 @@ async def assert_agreement(store: MetadataStore, work: Work) -> int:
     expected = called_for((record for record in everything if record.key not in stored), work.indexes)
     assert stored == expected, f"without record: {stored - expected}, without entry: {expected - stored}"
     return len(stored)
+
+
+async def until_it_answers(store: MetadataStore) -> None:
+    """The reader's own connection may take longer to come back behind a restart than a request waits for it."""
+    while True:
+        with suppress(StoreUnavailable):
+            await store.current_revision()
+            return
 
 
 async def assert_lawful(store: MetadataStore, work: Work) -> None:
