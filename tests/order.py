@@ -12,8 +12,11 @@ ROOT = Path(__file__).parents[1]
 SHARED_SPARK = "tests/spark_connector with one Spark"
 """All files whose tests share a Spark session and a `metatxn dev`: each worker would start, and warm up, its own."""
 SHARED_BROWSER = "tests/console with one browser"
-"""All files whose tests share a browser and the clusters that it visits, for the same reason."""
+"""The files whose tests share a browser and the clusters that it visits, for the same reason."""
+SHARED_FRAME = "tests/console with one browser, what all pages have in common"
+"""The files among them whose tests visit all pages, which take as long as all others together."""
 SHARED_SOURCE = "tests with one parsed source"
+_OF_ALL_PAGES = {"test_frame", "test_signed_in", "test_usable"}
 _FIRST = (
     SHARED_SPARK,
     "tests/chaos/test_chaos.py",
@@ -36,7 +39,9 @@ def work_of(file: str) -> str:
         return SHARED_SPARK
     if re.search(r"\btree_of\b", source):
         return SHARED_SOURCE
-    return SHARED_BROWSER if re.search(r"\b(?:visitor|stranger): Visitor", source) else file
+    if re.search(r"\b(?:visitor|stranger): Visitor", source):
+        return SHARED_FRAME if Path(file).stem in _OF_ALL_PAGES else SHARED_BROWSER
+    return file
 
 
 def place_of(nodeid: str) -> int:
