@@ -71,7 +71,6 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.topic.deletion._OPS_PER_READ": (1, 5),
     "participants.topic.forgetting.FORGET_AFTER_MS": (1, 3_000),
     "participants.topic.forgetting.LOOK_EVERY_MS": (1, 2_000),
-    "participants.topic.forgetting.RECORDS_PER_READ": (1, 3),
     "participants.topic.messages.BROWSE_BYTES": (1, 500),
     "participants.topic.messages.BROWSE_MS": (0, 20),
     "participants.api.routes.ANSWER_BYTES": (1, 500),

@@ -6,11 +6,12 @@ of them has forgotten, the other one passes over.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from zlib import crc32
 
 import structlog
 
+from metastore.check import dump
 from metastore.errors import CheckFailed
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
@@ -24,7 +25,6 @@ from participants.broker.broker import Broker
 FORGET_AFTER_MS = 3_600_000
 """How long a tombstone stays, so that a repeated deletion succeeds."""
 LOOK_EVERY_MS = 600_000
-RECORDS_PER_READ = 1_000
 
 log = structlog.get_logger()
 
@@ -46,27 +46,18 @@ class Forgetting:
 
     async def forget_due(self, until_ms: int) -> None:
         """Forget what was deleted or dropped by then. Raises the store's errors."""
-        async for record in self._records(paths.SUBSCRIPTIONS):
+        async for record in dump(self._store, paths.SUBSCRIPTIONS):
             dropped = SubscriptionRecord.decode(record.value)
             if dropped.deleted and (dropped.deleted_ms or 0) <= until_ms:
                 await self._forget_subscription(record, dropped)
-        async for record in self._records(paths.TOPICS):
+        async for record in dump(self._store, paths.TOPICS):
             topic = TopicRecord.decode(record.value)
             if topic.deleted and not topic.segments and (topic.deleted_ms or 0) <= until_ms:
                 await self._forget_topic(record, topic)
 
-    async def _records(self, prefix: str) -> AsyncIterator[Record]:
-        start, more = prefix, True
-        while more:
-            found = await self._store.range(start, prefix_end(prefix), limit=RECORDS_PER_READ)
-            for record in found.records:
-                yield record
-            more = found.more
-            start = found.records[-1].key + "\0" if found.records else start
-
     async def _forget_subscription(self, record: Record, dropped: SubscriptionRecord) -> None:
         topic, name = map(unescape, record.key.removeprefix(paths.SUBSCRIPTIONS).split("/"))
-        async for segment in self._records(paths.segments_of_topic(topic)):
+        async for segment in dump(self._store, paths.segments_of_topic(topic)):
             if await self._has_any_left(unescape(segment.key.removeprefix(paths.SEGMENTS)), name):
                 return
         await self._forget([Counter(record, dropped.incarnation)])

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.key_sweep import KeySweep
 from metastore.txn.key_records import read_key
+from metastore.versions import ClusterVersion
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.requests import OFFERED
@@ -64,6 +66,28 @@ async def begun(gateway: Gateway) -> Holder:
     assert await ask.add_partitions(holder, ("t", 0)) == KafkaCode.NONE
     assert await ask.produce("t", 0, b"a", holder=holder, sequence=0) == (KafkaCode.NONE, 0)
     return holder
+
+
+async def test_a_producer_whose_id_was_forgotten_is_fenced_and_made_anew(gateway: Gateway) -> None:
+    """DESIGN §5.26. It holds no transaction, and was idle for longer than ids are remembered."""
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    store = gateway.broker.store
+
+    async def forget() -> int:
+        sweep = KeySweep(store, lambda: gateway.world.now_ms() + 1_000, ClusterVersion(), retention_ms=1)
+        return await sweep.forget_once()
+
+    assert await forget() == 0, "its transaction is open"
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    assert await forget() == 1
+    assert await ask.add_partitions(holder, ("t", 0)) == KafkaCode.PRODUCER_FENCED
+    assert await ask.init(holder) == KafkaCode.PRODUCER_FENCED
+    again = Holder("x")
+    assert await ask.init(again) == KafkaCode.NONE
+    assert await ask.add_partitions(again, ("t", 0)) == KafkaCode.NONE
+    assert (await ask.produce("t", 0, b"b", holder=again, sequence=0))[0] == KafkaCode.NONE
+    assert await ask.end(again, commit=True) == KafkaCode.NONE
+    assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ==", "Yg=="]
 
 
 async def test_a_topic_that_another_producer_has_for_itself_takes_nothing_of_kafkas_clients(gateway: Gateway) -> None:

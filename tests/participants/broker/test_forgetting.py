@@ -27,6 +27,13 @@ SUBSCRIPTION = f"/v1/topics/{TOPIC.replace('/', '%2F')}/subscriptions/s"
 LATER_MS = 10**15
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers look every time, and forget at once."""
+    monkeypatch.setattr(forgetting, "FORGET_AFTER_MS", 0)
+    monkeypatch.setattr(forgetting, "LOOK_EVERY_MS", 1)
+
+
 async def forget(process: BrokerProcess, until_ms: int = LATER_MS) -> None:
     await process.layout.forgetting.forget_due(until_ms)
 
@@ -235,11 +242,8 @@ async def test_a_topic_is_kept_until_its_bytes_are_gone(process: BrokerProcess, 
     await other.stop()
 
 
-async def test_nothing_is_forgotten_while_there_are_earlier_releases(
-    process: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forgetting, "FORGET_AFTER_MS", 0)
-    monkeypatch.setattr(forgetting, "LOOK_EVERY_MS", 1)
+@pytest.mark.usefixtures("soon")
+async def test_nothing_is_forgotten_while_there_are_earlier_releases(process: BrokerProcess, world: World) -> None:
     await process.create("t")
     assert await delete(process) == 204
     process.broker.version.current = FIRST
@@ -249,11 +253,8 @@ async def test_nothing_is_forgotten_while_there_are_earlier_releases(
     assert await world.store.get(paths.topic(TOPIC)) is not None
 
 
-async def test_brokers_look_from_time_to_time(
-    process: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forgetting, "FORGET_AFTER_MS", 0)
-    monkeypatch.setattr(forgetting, "LOOK_EVERY_MS", 1)
+@pytest.mark.usefixtures("soon")
+async def test_brokers_look_from_time_to_time(process: BrokerProcess, world: World) -> None:
     await process.create("t")
     assert await delete(process) == 204
     layout: LayoutUpkeep = process.layout
