@@ -180,7 +180,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
     "not met by what clients do there": (
         "coordinator.batches: TOGETHER LANES_AT_ONCE",
         "coordinator.gc_sweep: _MOST_RIVALS",
-        "coordinator.hanging: MAX_AGE_MS MAX_TOUCHED MAX_TOUCHED_OF_ALL",
+        "coordinator.hanging: MAX_AGE_MS MAX_EXAMINED MAX_TOUCHED MAX_TOUCHED_OF_ALL",
         "coordinator.newest: _IDS_AT_ONCE",
         "coordinator.listings: PAGE_BYTES _SMALLEST_SLICE ROWS_PER_PAGE",
         "coordinator.store_checks: STEP_BYTES",

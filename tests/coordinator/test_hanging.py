@@ -90,22 +90,34 @@ async def test_only_what_is_open_for_too_long(transactions: Transactions, listin
     assert all(txn.age_ms >= 0 for txn in (await hanging_transactions(listings, 0)).items), "a clock that is behind"
 
 
+@pytest.mark.parametrize(
+    ("limit", "most", "expected"),
+    [(3, 500, [[2], [5], []]), (2, 500, [[2], [5], []]), (1, 500, [[2], [5], []]), (1, 2, [[], [2], [], [5], []])],
+)
 async def test_those_that_hold_something_are_found_among_those_that_do_not(
-    transactions: Transactions, listings: Listings, truth: MemoryStore, clock: FakeClock
+    transactions: Transactions,
+    listings: Listings,
+    truth: MemoryStore,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    most: int,
+    expected: list[list[int]],
 ) -> None:
-    """A page examines as many as it may have; the next ones follow from there."""
+    """A page examines as many as it may have, and again, until it has some; the next ones follow from there."""
+    monkeypatch.setattr(module, "MAX_EXAMINED", most)
     ids = [await begin(transactions, timeout_ms=600_000) for _ in range(7)]
     await write(truth, ids[2], ORDERS)
     await acknowledge(truth, ids[5], AUDIT, "s", 1)
     clock.now_ms += 70_000
     pages, token = [], None
     while True:
-        page = await hanging_transactions(listings, limit=3, page_token=token, holding=True)
+        page = await hanging_transactions(listings, limit=limit, page_token=token, holding=True)
         pages.append([txn.txn_id for txn in page.items])
         token = page.next_page_token
         if token is None:
             break
-    assert pages == [[str(ids[2])], [str(ids[5])], []]
+    assert pages == [[str(ids[each]) for each in page] for page in expected]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])

@@ -10,6 +10,22 @@ _IDS = "metastore/txn/id_blocks.py"
 
 COORDINATOR = (
     Mutant(
+        "first-idle-ones-hide-what-hangs",
+        "a page of hanging transactions looks on until it has one that holds something",
+        "coordinator/hanging.py",
+        "if items or not holding or page_token is None or examined >= MAX_EXAMINED:",
+        "if True:",
+        tests=("tests/coordinator/test_hanging.py::test_those_that_hold_something_are_found_among_those_that_do_not",),
+    ),
+    Mutant(
+        "hanging-page-looks-on-without-end",
+        "a page of hanging transactions examines a bounded number",
+        "coordinator/hanging.py",
+        " or examined >= MAX_EXAMINED:",
+        ":",
+        tests=("tests/coordinator/test_hanging.py::test_those_that_hold_something_are_found_among_those_that_do_not",),
+    ),
+    Mutant(
         "lost-decision-sent-blindly",
         "what may have landed is sent again only while its checks hold",
         "coordinator/settling.py",
