@@ -40,6 +40,7 @@ from tests.simulation.store import SimulatedStore, StoreServer
 from tests.simulation.workloads.base import Workload
 
 _PAUSE_S = (1.0, 12.0)
+_LOOK_EVERY_S = 0.5
 _LATER_MS = 3_600_000
 """After all clocks of the story."""
 _NAME = "restored"
@@ -59,11 +60,12 @@ class Backups:
         self._running = self._process.spawn(self._keep_taking(), "backups")
 
     async def finish(self) -> None:
-        """Nothing of a process that has died runs any more, so nobody waits for it."""
+        """Nothing of a process that has died runs any more, so nobody waits for it, also if it dies while it ends."""
         assert self._running is not None
         if self._process.alive:
             self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        while self._process.alive and not self._running.done():
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _keep_taking(self) -> None:
         while True:

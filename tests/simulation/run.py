@@ -173,12 +173,12 @@ async def _life(world: World, history: History, kind: type[Workload]) -> None:
         backups.start()
     laws = asyncio.create_task(_keep_checking_laws(cluster, history))
     await asyncio.sleep(FAULTY_S)
-    await nemesis.stop()
-    laws.cancel()
-    if backups is not None:
-        await backups.finish()
     try:
         async with asyncio.timeout(FINISH_WITHIN_S):
+            await nemesis.stop()
+            laws.cancel()
+            if backups is not None:
+                await backups.finish()
             await cluster.heal()
             for workload in workloads:
                 await workload.finish()

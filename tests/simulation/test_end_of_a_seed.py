@@ -17,6 +17,8 @@ from metastore.txn import paths
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.txn.memory_buffer import MemoryTransactionBuffer
+from tests.simulation.backups import Backups
+from tests.simulation.cluster import Cluster
 from tests.simulation.loop import Stuck
 from tests.simulation.memory import transactions_in
 from tests.simulation.world import World
@@ -30,6 +32,31 @@ def test_who_waits_for_what_never_comes_is_found_to_hang() -> None:
         loop.run_until_complete(asyncio.Event().wait())
     loop.abandon()
     loop.close()
+
+
+def test_nobody_waits_for_backups_that_die_while_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take_until_it_dies(_: Backups) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)  # closes its files, and its process dies meanwhile
+
+    async def story() -> bool:
+        backups.start()
+        await asyncio.sleep(1)
+        ending = asyncio.create_task(backups.finish())
+        await asyncio.sleep(0.5)
+        world.kill(world.processes["backups"])
+        async with asyncio.timeout(60):
+            await ending
+        return True
+
+    world = World(1)
+    backups = Backups(Cluster(world))
+    monkeypatch.setattr(Backups, "_keep_taking", take_until_it_dies)
+    assert world.loop.run_until_complete(story())
+    world.loop.abandon()
+    world.loop.close()
 
 
 def test_a_transaction_is_found_wherever_a_service_remembers_it() -> None:
