@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from kio.index import load_payload_module
 from kio.serial import entity_reader, entity_writer
@@ -43,6 +43,7 @@ def read_call(
     read = _reader(api_key, version)
     try:
         entity, _ = read(bytes(body), 0)  # librdkafka leaves three bytes too many behind a request for all topics
+        _refuse_nulls(entity)
     except (SerialError, ValueError, TypeError, OverflowError, LookupError) as error:  # KeyError: an unknown tag
         raise MalformedRequest(f"request {api_key} in version {version}: {error!r}") from None
     return CallRequest(entity, caller, address, client)
@@ -65,6 +66,18 @@ class CallResponse:
         buffer = io.BytesIO()
         self._write(buffer, entity)
         return buffer.getvalue()
+
+
+def _refuse_nulls(entity: Any) -> None:
+    """A null list is read as None also where the protocol knows no null. Raises `ValueError`."""
+    for field in fields(entity):
+        value = getattr(entity, field.name)
+        if value is None and type(None) not in get_args(field.type):
+            raise ValueError(f"{field.name} is null")
+        if isinstance(value, tuple):
+            for item in value:
+                if is_dataclass(item):
+                    _refuse_nulls(item)
 
 
 @cache

@@ -250,6 +250,14 @@ async def test_a_request_with_changed_bytes_is_answered_or_malformed(gateway: Ga
     await answered_or_malformed(gateway, frame)
 
 
+async def test_a_list_that_may_not_be_null_is_malformed_if_it_is(gateway: Gateway) -> None:
+    strings = b"".join(struct.pack(">h", len(each)) + each for each in (b"m", b"consumer"))
+    body = struct.pack(">hii", -1, 6_000, 6_000) + strings + struct.pack(">i", -1)
+    frame = struct.pack(">hhih", 11, 2, 1, -1) + body.replace(b"\xff\xff", b"\x00\x01g", 1)
+    with pytest.raises(MalformedRequest, match="protocols is null"):
+        await gateway.listener._connect()(memoryview(bytearray(frame)))
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(OFFERED)), st.integers(-1, 13), st.binary(max_size=2_000), st.booleans())
 async def test_any_bytes_are_answered_or_malformed(
