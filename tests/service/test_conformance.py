@@ -21,8 +21,6 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
         yield server
 
 
-# A thread of this process that draws a random number while a request is drawn is none of the strategies' doing.
-@pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize("service", ["coordinator", "broker"])
 def test_every_answer_is_on_the_page(dev: DevServer, service: str, mode: Literal["positive", "negative"]) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -140,12 +140,13 @@ async def assert_lawful(store: MetadataStore, work: Work) -> None:
 @pytest.mark.parametrize("kind", sorted(PLACES))
 async def test_entries_and_records_agree_whoever_dies(kind: str, name: str, tmp_path: Path) -> None:
     work, dice = WORKS[name], random.Random(1)
-    async with PLACES[kind](tmp_path) as place:
+    async with PLACES[kind](tmp_path) as place, AsyncExitStack() as stack:
         store = await open_store(place.url, work.indexes)
         if name == "transactions":
             await make_topic(store)
         await store.close()
         reader = await open_store_to_read(place.url)
+        stack.push_async_callback(reader.close)
         for seed in range(ROUNDS):
             process = await Process.start(name, place.url, seed)
             try:
@@ -157,9 +158,9 @@ async def test_entries_and_records_agree_whoever_dies(kind: str, name: str, tmp_
                 await process.answers(dice.randrange(50, 300))
             finally:
                 await process.kill()
+            await until_it_answers(reader)
             await assert_agreement(reader, work)
         await assert_lawful(reader, work)
-        await reader.close()
 
 
 @pytest.mark.parametrize("name", sorted(WORKS))
