@@ -251,9 +251,9 @@ async def test_a_request_with_changed_bytes_is_answered_or_malformed(gateway: Ga
 
 
 async def test_a_list_that_may_not_be_null_is_malformed_if_it_is(gateway: Gateway) -> None:
-    strings = b"".join(struct.pack(">h", len(each)) + each for each in (b"m", b"consumer"))
-    body = struct.pack(">hii", -1, 6_000, 6_000) + strings + struct.pack(">i", -1)
-    frame = struct.pack(">hhih", 11, 2, 1, -1) + body.replace(b"\xff\xff", b"\x00\x01g", 1)
+    group, member, kind = (struct.pack(">h", len(each)) + each for each in (b"g", b"m", b"consumer"))
+    body = group + struct.pack(">ii", 6_000, 6_000) + member + kind + struct.pack(">i", -1)
+    frame = struct.pack(">hhih", 11, 2, 1, -1) + body  # JoinGroup, without protocols
     with pytest.raises(MalformedRequest, match="protocols is null"):
         await gateway.listener._connect()(memoryview(bytearray(frame)))
 

@@ -20,6 +20,14 @@ _TIMES = "tests/participants/segment/test_record_times.py"
 
 GATEWAYS = (
     Mutant(
+        "null-lists-are-taken",
+        "a null where Kafka's protocol has none is malformed",
+        "metatxn_gateways/kafka/schemas.py",
+        "        _refuse_nulls(entity)\n",
+        "",
+        tests=(f"{_CALLS}::test_a_list_that_may_not_be_null_is_malformed_if_it_is",),
+    ),
+    Mutant(
         "call-as-long-as-a-batch",
         "a request of a client of Kafka's keeps nobody else waiting for long",
         "metatxn_gateways/kafka/service.py",
