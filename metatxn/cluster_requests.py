@@ -16,7 +16,7 @@ from metatxn.wire.coordinator import (
     StoredRecord,
     UpgradeStatus,
 )
-from metatxn.wire.models import AuditEntry, BrokerInfo, BrokerSegment, ServiceStatus, ThroughputAnswer
+from metatxn.wire.models import AuditEntry, AuditOutcome, BrokerInfo, BrokerSegment, ServiceStatus, ThroughputAnswer
 from metatxn.wire.quotas import QuotaInfo
 
 RECORDS_PATH = "/admin/v2/store/records"
@@ -85,10 +85,22 @@ class ClusterRequests:
         connection = self._connection
         return Listing(connection, connection.coordinators, TOKENS_PATH, {"limit": limit}, AcceptedToken)
 
-    def audit_log(self, url: str, *, limit: int | None = None) -> Listing[AuditEntry]:
-        """Who changed what at one service, or tried to, latest first. Requires the right `admin`. Raises
-        `NotFound` if the service was started without a file for its audit log, and `ServiceUnreachable`."""
-        return Listing(self._connection, FixedEndpoint(url), AUDIT_PATH, {"limit": limit}, AuditEntry)
+    def audit_log(
+        self,
+        url: str,
+        *,
+        principal: str | None = None,
+        verb: str | None = None,
+        text: str | None = None,
+        outcome: AuditOutcome | None = None,
+        limit: int | None = None,
+    ) -> Listing[AuditEntry]:
+        """Who changed what at one service, or tried to, latest first: everything, or only what one principal did, by
+        one verb (`topic.delete`, or `topic` for all verbs of topics), with a text in the name of the object or in the
+        arguments, or with one outcome. Requires the right `admin`. Raises `NotFound` if the service was started
+        without a file for its audit log, and `ServiceUnreachable`."""
+        wanted = {"principal": principal, "verb": verb, "text": text, "outcome": outcome, "limit": limit}
+        return Listing(self._connection, FixedEndpoint(url), AUDIT_PATH, wanted, AuditEntry)
 
     async def quota(self, principal: str | None) -> QuotaInfo:
         """What a principal may use of the cluster in a second, where that comes from, and what it has used lately; None

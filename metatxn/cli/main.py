@@ -65,7 +65,9 @@ app.command(
 )(serve.coordinator)
 app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
 app.command(epilog="Example: metatxn doctor --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(doctor.doctor)
-app.command("audit-log", epilog="Example: metatxn --url http://10.0.0.2:8471 audit-log")(audit_log.audit_log)
+app.command("audit-log", epilog="Example: metatxn audit-log --all --verb topic.delete --principal ada")(
+    audit_log.audit_log
+)
 app.command("restore", epilog=backup.RESTORE_EXAMPLE)(backup.restore_backup)
 app.add_typer(backup.app, name="backup")
 app.add_typer(broker.app, name="broker")

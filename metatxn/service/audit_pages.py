@@ -12,6 +12,8 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,9 +28,37 @@ PAGE_BYTES = 1 << 18
 _TOKEN = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16})", re.ASCII)
 
 
-def latest_lines(limit: int, page_token: str | None) -> AuditPage:
-    """A page of lines. Raises NOT_FOUND if there is no file, and INVALID_ARGUMENT. It reads a disk: call it in a
-    thread."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which lines are wanted: those that match everything that is given. `verb` may be the first part of one: `topic`
+    stands for `topic.create`, `topic.delete` and so on. `text` is in the names and ids of the object, or in the
+    arguments, ignoring case."""
+
+    principal: str | None = None
+    verb: str | None = None
+    text: str | None = None
+    outcome: str | None = None
+
+    def matches(self, entry: AuditEntry) -> bool:
+        return (
+            self.principal in (None, entry.principal)
+            and self.outcome in (None, entry.outcome)
+            and (self.verb is None or f"{entry.verb}.".startswith(f"{self.verb}."))
+            and (self.text is None or self._has_text(entry, self.text.casefold()))
+        )
+
+    @staticmethod
+    def _has_text(entry: AuditEntry, text: str) -> bool:
+        values = chain(entry.object.values(), (entry.arguments or {}).values())
+        return any(text in str(value).casefold() for value in values)
+
+
+EVERY_LINE = AuditFilter()
+
+
+def latest_lines(limit: int, page_token: str | None, wanted: AuditFilter = EVERY_LINE) -> AuditPage:
+    """A page of the lines that are wanted; it may be empty although there are more. Raises NOT_FOUND if there is no
+    file, and INVALID_ARGUMENT. It reads a disk: call it in a thread."""
     path = audit.log_file()
     if path is None:
         raise errors.NotFound(
@@ -36,14 +66,14 @@ def latest_lines(limit: int, page_token: str | None) -> AuditPage:
             action="Start it with --audit-log FILE, and ask again.",
         )
     try:
-        return _read(path, limit, page_token)
+        return _read(path, limit, page_token, wanted)
     except OSError as error:
         raise errors.NotFound(
             f"the audit log cannot be read: {error.strerror}", action="Check the file of --audit-log on its machine."
         ) from error
 
 
-def _read(path: Path, limit: int, page_token: str | None) -> AuditPage:
+def _read(path: Path, limit: int, page_token: str | None, wanted: AuditFilter) -> AuditPage:
     with path.open("rb") as file:
         about = os.fstat(file.fileno())
         end = about.st_size if page_token is None else _place(page_token, about.st_ino, about.st_size)
@@ -54,7 +84,7 @@ def _read(path: Path, limit: int, page_token: str | None) -> AuditPage:
     shown = start
     for begins, line in _lines_backwards(data, start):
         shown = begins
-        if (entry := _entry(line)) is not None:
+        if (entry := _entry(line)) is not None and wanted.matches(entry):
             items.append(entry)
         if len(items) == limit:
             break

@@ -19,6 +19,7 @@ from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.types import Record
 from metatxn.service import audit_pages
+from metatxn.service.audit_pages import AuditFilter
 from metatxn.service.http import Caller
 from metatxn.service.known_cluster import WITHIN_SECONDS, KnownCluster
 from metatxn.service.listeners import UsedListener
@@ -28,6 +29,7 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.listeners import address_for
 from metatxn.wire.models import (
     STORE,
+    AuditOutcome,
     AuditPage,
     BrokerProcess,
     Cluster,
@@ -42,6 +44,7 @@ from metatxn.wire.models import (
 
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _PageToken = Annotated[str | None, Query(max_length=1024)]
+_Text = Annotated[str | None, Query(min_length=1, max_length=256)]
 T = TypeVar("T")
 _NOT_READY = Health(ready=False, waiting_for={STORE: "no answer within 3 s"})
 
@@ -187,10 +190,18 @@ def _add_own(app: FastAPI, throughput: Callable[[], ThroughputAnswer]) -> None:
         response_model=AuditPage,
         responses=problems(ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND),
     )
-    async def audit_log(limit: _Limit = 100, page_token: _PageToken = None) -> Response:
+    async def audit_log(
+        principal: _Text = None,
+        verb: _Text = None,
+        text: _Text = None,
+        outcome: AuditOutcome | None = None,
+        limit: _Limit = 100,
+        page_token: _PageToken = None,
+    ) -> Response:
         """Who changed what at this service, or tried to, latest first. `NOT_FOUND` if the service was started
         without a file for its audit log. Files that were moved away are not read."""
-        page = await asyncio.to_thread(audit_pages.latest_lines, limit, page_token)
+        wanted = AuditFilter(principal=principal, verb=verb, text=text, outcome=outcome)
+        page = await asyncio.to_thread(audit_pages.latest_lines, limit, page_token, wanted)
         return JSONResponse(page.model_dump(mode="json", exclude_none=True) | {"next_page_token": page.next_page_token})
 
     @app.get("/v1/access", tags=["operations"])

@@ -105,6 +105,9 @@ class BrokerSegmentPage(BaseModel):
     next_page_token: str | None = None
 
 
+AuditOutcome = Literal["allowed", "refused", "failed", "unknown"]
+
+
 class AuditEntry(BaseModel):
     """A line of the audit log: who changed what, or tried to, and what the outcome was. `status` is that of HTTP, and
     `outcome` is `allowed`, `refused`, `failed` or `unknown`."""

@@ -53,6 +53,17 @@ def test_administrators_see_who_may_do_what_and_who_has_changed_what(
         expect(rows.nth(1)).to_contain_text("topic.delete public/default/seen")
         expect(rows.nth(2)).to_contain_text("topic.create")
         assert violations(page) == []
+        page.get_by_label("What").fill("topic.create")
+        page.get_by_label("Text").fill("SEEN")
+        page.get_by_role("button", name="Show").click()
+        expect(rows.nth(1)).to_contain_text("topic.create public/default/seen")
+        expect(rows).to_have_count(2)
+        expect(page.get_by_text("audit-log --verb topic.create --text SEEN")).to_be_visible()
+        page.get_by_label("Outcome").select_option("refused")
+        page.get_by_role("button", name="Show").click()
+        expect(page.get_by_text("No line matches.")).to_be_visible()
+        expect(page.get_by_label("Text")).to_have_value("SEEN")
+        assert violations(page) == []
         with Sender(secured.cluster.url, secured.tokens["root"]) as sender:
             assert sender.get("/access/audit?service=http://evil.example").status_code == 404
     finally:

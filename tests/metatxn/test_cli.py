@@ -325,6 +325,8 @@ def test_the_audit_log_of_a_service(ask: Callable[..., Any], cli: Run) -> None:
     assert (latest["verb"], latest["object"], latest["outcome"]) == ("quota.change", {"principal": name}, "allowed")
     lines = cli("audit-log").stdout.splitlines()
     assert lines[0].split() == ["TIME", "PRINCIPAL", "VERB", "OBJECT", "OUTCOME", "ADDRESS"] and name in lines[1]
+    assert ask("audit-log", "--text", name.upper(), "--verb", "quota") == [latest]
+    assert ask("audit-log", "--text", name, "--outcome", "refused") == []
 
 
 def test_quotas(ask: Callable[..., Any], cli: Run) -> None:

@@ -156,6 +156,14 @@ async def test_administrators_read_it_at_each_service(cast: Cast, lines: Lines) 
         assert rest["next_page_token"] is None
         shown = [*first["items"], *rest["items"]]
         assert shown == [{k: v for k, v in each.items() if k not in ("event", "level")} for each in lines()[::-1]]
+        asked = {"principal": "ada", "verb": "topic", "text": "DEFAULT/U", "outcome": "failed"}
+        found = (await http.get("/admin/v2/audit-log", params=asked)).json()["items"]
+        assert [(each["verb"], each["object"]) for each in found] == [("topic.delete", {"topic": "public/default/u"})]
+        for name in asked:
+            others = await http.get("/admin/v2/audit-log", params=asked | {name: "unknown"})
+            assert others.json()["items"] == []
+        wrong = await http.get("/admin/v2/audit-log", params={"outcome": "denied"})
+        assert wrong.status_code == 422 and wrong.json()["field"] == "outcome"
     for http in (cast.bob.coordinator, cast.bob.broker):
         assert (await http.get("/admin/v2/audit-log")).status_code == 403
     for handler in logging.getLogger("metatxn.audit").handlers[:]:

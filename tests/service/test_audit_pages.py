@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from metatxn.service import audit, audit_pages
+from metatxn.service.audit_pages import EVERY_LINE, AuditFilter
 from metatxn.wire import errors
 
 LINE = {"event": "audit", "outcome": "allowed", "status": 204, "timestamp": "2026-03-02T09:04:00Z"}
@@ -34,10 +35,10 @@ def line(number: int) -> bytes:
     return json.dumps(LINE | about, ensure_ascii=False).encode() + b"\n"
 
 
-def read_back(limit: int) -> list[list[Any]]:
+def read_back(limit: int, wanted: AuditFilter = EVERY_LINE) -> list[list[Any]]:
     pages, token = [], None
     while True:
-        page = audit_pages.latest_lines(limit, token)
+        page = audit_pages.latest_lines(limit, token, wanted)
         pages.append([each.object["topic"] for each in page.items])
         token = page.next_page_token
         if token is None:
@@ -62,6 +63,30 @@ def test_lines_that_are_written_meanwhile_move_no_page(path: Path) -> None:
         file.write(line(5))
     second = audit_pages.latest_lines(2, first.next_page_token)
     assert [each.object["topic"] for each in second.items] == ["t-2", "t-1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "topics"),
+    [
+        ({"principal": "ää"}, ["t-11", "t-2"]),
+        ({"verb": "topic"}, [f"t-{number}" for number in range(11, -1, -1)]),
+        ({"verb": "topic.delete", "text": "T-1"}, ["t-11", "t-10", "t-1"]),
+        ({"verb": "topic.del"}, []),
+        ({"verb": "top"}, []),
+        ({"outcome": "refused"}, []),
+        ({"outcome": "allowed", "principal": "", "text": "9"}, ["t-9"]),
+        ({"text": "seven"}, ["t-7"]),
+        ({"text": "topic"}, []),
+    ],
+)
+def test_only_lines_that_are_asked_for_are_shown(
+    path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, str], topics: list[str]
+) -> None:
+    monkeypatch.setattr(audit_pages, "PAGE_BYTES", 500)
+    seven = json.loads(line(7)) | {"arguments": {"to": "Seven"}}
+    lines = [line(number) if number != 7 else json.dumps(seven).encode() + b"\n" for number in range(12)]
+    path.write_bytes(b"".join(lines))
+    assert [topic for page in read_back(2, AuditFilter(**wanted)) for topic in page] == topics
 
 
 def test_a_page_of_a_file_that_was_moved_away_is_refused(path: Path) -> None:

@@ -3,7 +3,9 @@ administrators also who else may do what, and who changed what."""
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
+from typing import get_args
 from urllib.parse import urlencode
 
 from starlette.responses import Response
@@ -13,7 +15,7 @@ from metatxn.console.formats import sentence
 from metatxn.console.visit import Values, Visit
 from metatxn.health import processes_of
 from metatxn.wire.access import Right
-from metatxn.wire.models import AuditEntry
+from metatxn.wire.models import AuditEntry, AuditOutcome
 from metatxn.wire.names import topic_name
 
 RIGHTS: tuple[tuple[Right, str], ...] = (
@@ -24,6 +26,7 @@ RIGHTS: tuple[tuple[Right, str], ...] = (
 MOST_PATTERNS = 200
 PATH = "/console/access"
 PER_PAGE = 50
+FILTERS = ("principal", "verb", "text", "outcome")
 MOST_SERVICES = 100
 
 
@@ -53,8 +56,10 @@ async def token_list(visit: Visit) -> Response:
 
 
 async def audit_lines(visit: Visit) -> Response:
-    """The audit log of one service. For administrators."""
+    """The audit log of one service, as far as it is asked for. For administrators."""
     wanted, token = visit.query("service"), visit.query("page") or None
+    asked = {name: visit.query(name) for name in FILTERS}
+    given = {name: value for name, value in asked.items() if value}
     services = processes_of(await visit.client.cluster())[:MOST_SERVICES]
     chosen = next((each for _, each in services if wanted in (each.id, "")), None)
     if chosen is None:
@@ -62,7 +67,8 @@ async def audit_lines(visit: Visit) -> Response:
     found: list[AuditEntry] = []
     next_token, silence = None, ""
     try:
-        found, next_token = await visit.client.audit_log(chosen.url, limit=PER_PAGE).page_at(token)
+        lines = visit.client.audit_log(chosen.url, limit=PER_PAGE, **given)  # type: ignore[arg-type]  # checked there
+        found, next_token = await lines.page_at(token)
     except metatxn.NotFound as error:
         silence = f"{sentence(str(error))} {error.action}"
     return visit.page(
@@ -72,8 +78,17 @@ async def audit_lines(visit: Visit) -> Response:
         entries=[(_ms(each.timestamp), each) for each in found],
         silence=silence,
         turned=token is not None,
-        **_pages(f"{PATH}/audit", {"service": chosen.id}, token, next_token),
+        asked=asked,
+        outcomes=get_args(AuditOutcome),
+        same=urlencode(given),
+        command=_command(chosen.url, given),
+        **_pages(f"{PATH}/audit", {"service": chosen.id, **given}, token, next_token),
     )
+
+
+def _command(url: str, asked: dict[str, str]) -> str:
+    options = (word for name, value in asked.items() for word in (f"--{name}", value))
+    return shlex.join(["metatxn", "--url", url, "audit-log", *options])
 
 
 def _pages(path: str, query: dict[str, str], token: str | None, next_token: str | None) -> Values:
