@@ -217,7 +217,8 @@ def _usage(error: Exception, say: Callable[[str], None]) -> int:
         return EXIT_USAGE
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "metatxn"
-    say(_sentences(error.format_message(), f"See `{command} --help`."))  # type: ignore[attr-defined]
+    message = error.format_message().replace(": Value error, ", ": ")  # type: ignore[attr-defined]
+    say(_sentences(message, f"See `{command} --help`."))
     return EXIT_USAGE
 
 

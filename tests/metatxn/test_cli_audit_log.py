@@ -81,3 +81,11 @@ def test_a_file_that_services_share_is_shown_once(printed: Any) -> None:
 def test_no_list_is_shown_if_no_service_has_a_file(printed: Any) -> None:
     rows, notes, code = printed(Services())
     assert rows == [] and code == 1 and "Start each of them with --audit-log FILE" in notes.splitlines()[-1]
+
+
+def test_an_outcome_that_does_not_exist_is_refused_in_plain_words(printed: Any) -> None:
+    rows, said, code = printed(Services(), "--outcome", "denied")
+    known = "'allowed', 'refused', 'failed', 'unknown'"
+    see = "See `metatxn audit-log --help`."
+    assert said == f"metatxn: Invalid value for '--outcome': 'denied' is not one of {known}. {see}\n"
+    assert rows == [] and code == 2
