@@ -380,6 +380,12 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         connection, path = self._connection, path_of("topics", topic, "subscriptions")
         return Listing(connection, connection.brokers, path, {"limit": limit}, SubscriptionSummary)
 
+    def all_subscriptions(self, *, text: str | None = None, limit: int | None = None) -> Listing[SubscriptionSummary]:
+        """The subscriptions of all topics that the caller may consume, ordered by topic and name; with `text`, those
+        with this text in their name or in that of the topic, ignoring case. A page has at most `limit` of them."""
+        connection, query = self._connection, {"text": text, "limit": limit}
+        return Listing(connection, connection.brokers, path_of("subscriptions"), query, SubscriptionSummary)
+
     async def subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """The progress of a subscription, and what is pending on it. Raises `NotFound`."""
         answer = await self._connection.home_of(topic, Call("GET", subscription_path(topic, subscription)))

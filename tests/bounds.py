@@ -131,6 +131,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.service.audit: MAX_TEXT",
         "metatxn.service.security.authentication: MAX_TOKEN_LENGTH",
         "metatxn.wire.batches: MAX_DEPTH",
+        "metatxn.wire.names: MAX_PAGE_TOKEN",
         "metatxn.wire.broker: MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME MAX_REVISION MAX_DELAY_MS MAX_HOLD_MS",
         "metatxn.wire.broker: MAX_REDELIVERY_MS MAX_SESSION_TIMEOUT_MS MAX_TIME_MS",
         "participants.api.subscription_requests: MAX_WITHDRAWN",

@@ -58,6 +58,7 @@ from metatxn.wire.coordinator import (
 )
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
+from metatxn.wire.names import MAX_PAGE_TOKEN
 from metatxn.wire.problems import problem_of
 from metatxn.wire.text import encodable
 
@@ -85,7 +86,7 @@ class PageQuery(BaseModel):
 
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
     page_token: (
-        Annotated[str, Field(max_length=4096, description="The `next_page_token` of the page before.")] | None
+        Annotated[str, Field(max_length=MAX_PAGE_TOKEN, description="The `next_page_token` of the page before.")] | None
     ) = None
 
 

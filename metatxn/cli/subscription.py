@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import typer
 
+import metatxn
 from metatxn.cli.blockers import say_what_holds_back
 from metatxn.cli.completion import complete_subscription, complete_topic
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import print_fields, print_json, print_rows, when
+from metatxn.cli.output import print_fields, print_json, print_note, print_rows, when
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.redrive import redrive
 from metatxn.cli.times import TIME_HELP, milliseconds_of, time_of
 from metatxn.cli.topic import TopicArgument
-from metatxn.wire.broker import BlockingMessage, SeekPreview, SubscriptionInfo
+from metatxn.subscription_totals import SubscriptionTotals
+from metatxn.wire.broker import BlockingMessage, SeekPreview, SubscriptionInfo, SubscriptionSummary
 from metatxn.words import duration, size_text
 
 app = typer.Typer(
@@ -29,6 +36,8 @@ app = typer.Typer(
 )
 app.command(epilog="Example: metatxn subscription redrive orders billing --limit 100")(redrive)
 NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", autocompletion=complete_subscription)]
+ASKED_AT_ONCE = 16
+LAG_COLUMNS = ("TOPIC", "SUBSCRIPTION", "TYPE", "BACKLOG", "SIZE", "OLDEST", "CONSUMERS", "HELD", "PENDING")
 LIST_COLUMNS = ("SUBSCRIPTION", "TYPE", "INITIAL", "DEAD_LETTERS", "CREATED")
 
 
@@ -111,17 +120,80 @@ def duration_ms(option: str, text: str | None) -> int | None:
     return None if text is None else milliseconds_of(option, text)
 
 
-@app.command("list", epilog="Example: metatxn subscription list orders -o json")
+@app.command(
+    "list", epilog="Examples: metatxn subscription list orders · metatxn subscription list --lag --text billing"
+)
 @takes_session
-def list_(session: ServiceOptions, topic: TopicArgument, limit: LimitOption = 1000) -> None:
-    """List a topic's subscriptions by name."""
+def list_(
+    session: ServiceOptions,
+    topic: Annotated[
+        str | None, typer.Argument(help="The topic. [default: all topics]", autocompletion=complete_topic)
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Of all topics, those with this text in their name or in that of the topic, in any case."),
+    ] = None,
+    lag: Annotated[
+        bool, typer.Option("--lag", help="Show how far each is behind instead of its settings, the furthest first.")
+    ] = False,
+    limit: LimitOption = 1000,
+) -> None:
+    """List the subscriptions of a topic, or of all topics that you may consume, by name."""
+    if topic is not None and text is not None:
+        raise CliError("--text searches all topics. Leave out the topic, or the text.")
     with session.connect() as client:
-        session.print_list(
-            client.subscriptions(topic),
-            limit,
-            LIST_COLUMNS,
-            lambda found: (found.name, found.type, found.initial, found.dead_letter_topic, when(found.created_ms)),
-        )
+        found = client.all_subscriptions(text=text) if topic is None else client.subscriptions(topic)
+        if lag:
+            _print_lags(session, client, topic, found, limit)
+        elif topic is None:
+            session.print_list(found, limit, ("TOPIC", *LIST_COLUMNS), lambda each: (each.topic, *_list_cells(each)))
+        else:
+            session.print_list(found, limit, LIST_COLUMNS, _list_cells)
+
+
+def _list_cells(found: SubscriptionSummary) -> tuple[Any, ...]:
+    return found.name, found.type, found.initial, found.dead_letter_topic, when(found.created_ms)
+
+
+def _print_lags(
+    session: ServiceOptions,
+    client: metatxn.Client,
+    topic: str | None,
+    found: Iterator[SubscriptionSummary],
+    limit: int,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Print the first `limit` subscriptions with how far each is behind. Those of which that is not known, because a
+    broker does not answer, come before all others."""
+    listed = list(itertools.islice(found, limit))
+
+    def behind(each: SubscriptionSummary) -> dict[str, Any] | None:
+        about = {"topic": each.topic or topic, "name": each.name, "type": each.type}
+        try:
+            told = client.subscription(each.topic or topic or "", each.name)
+        except (metatxn.ServiceUnreachable, metatxn.StoreUnavailable):
+            return about | {"consumers": None, "lag": None}
+        except metatxn.NotFound:
+            return None  # it was dropped meanwhile
+        return about | {"consumers": len(told.consumers), "lag": asdict(SubscriptionTotals.of(told.segments))}
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool, ProgressLine("subscriptions", total=len(listed)) as line:
+        rows = [row for row in line.over(pool.map(behind, listed)) if row is not None]
+    rows.sort(key=lambda row: -row["lag"]["messages"] if row["lag"] else -math.inf)
+    if session.json:
+        print_json(rows)
+    else:
+        print_rows(LAG_COLUMNS, map(partial(_lag_cells, int(clock() * 1000)), rows))
+    if len(listed) == limit and next(found, None) is not None:
+        print_note(f"these are the first {limit} by name; with --limit more of them are asked.")
+
+
+def _lag_cells(now_ms: int, row: dict[str, Any]) -> tuple[Any, ...]:
+    about = row["topic"], row["name"], row["type"]
+    if (lag := row["lag"]) is None:
+        return *about, "not known", *[None] * (len(LAG_COLUMNS) - 4)
+    oldest = duration(max(0, now_ms - lag["oldest_ms"])) if lag["oldest_ms"] is not None else None
+    return *about, lag["messages"], size_text(lag["size_bytes"]), oldest, row["consumers"], lag["held"], lag["pending"]
 
 
 @app.command(epilog="Example: metatxn subscription show orders billing")
@@ -258,15 +330,14 @@ def show_subscription(session: ServiceOptions, found: SubscriptionInfo, clock: C
         print_json(found)
         return
     now_ms = int(clock() * 1000)
-    oldest_ms = min((each.oldest_ms for each in found.segments if each.oldest_ms is not None), default=None)
-    messages, size_bytes = sum(s.backlog for s in found.segments), sum(s.backlog_bytes for s in found.segments)
-    backlog = f"{messages} messages, {size_text(size_bytes)}"
-    if delayed := sum(s.delayed for s in found.segments):
-        backlog += f", {delayed} of them to be delivered later"
-    if again := sum(s.redelivered for s in found.segments):
-        backlog += f", {again} of them delivered more than once"
-    if oldest_ms is not None:
-        backlog += f", the oldest published {duration(max(0, now_ms - oldest_ms))} ago"
+    lag = SubscriptionTotals.of(found.segments)
+    backlog = f"{lag.messages} messages, {size_text(lag.size_bytes)}"
+    if lag.delayed:
+        backlog += f", {lag.delayed} of them to be delivered later"
+    if lag.redelivered:
+        backlog += f", {lag.redelivered} of them delivered more than once"
+    if lag.oldest_ms is not None:
+        backlog += f", the oldest published {duration(max(0, now_ms - lag.oldest_ms))} ago"
     fields: dict[str, str | None] = {"subscription": found.name, "topic": found.topic}
     fields |= {"type": found.type, "initial": found.initial}
     consumers = ", ".join(consumer_text(found, name) for name in found.consumers) or None

@@ -60,6 +60,7 @@ PAGES: dict[str, PageHandler] = {
     "/access/audit": audit_lines,
     "/keys": keys.keys,
     "/keys/{key}": keys.one_key,
+    "/subscriptions": subscriptions.all_subscriptions,
     "/topics": topics.topics,
     "/topic-count": topics.topic_count,
     "/topic-sizes": topics.topic_sizes,

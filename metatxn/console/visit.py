@@ -35,8 +35,8 @@ THEMES = ("auto", "light", "dark")
 LONGEST_SAID = 300
 INTERNAL_ERROR = 500
 NAVIGATION = (
-    *(("/", "Overview"), ("/topics", "Topics"), ("/transactions", "Transactions")),
-    *(("/hanging", "Hanging"), ("/keys", "Keys")),
+    *(("/", "Overview"), ("/topics", "Topics"), ("/subscriptions", "Subscriptions")),
+    *(("/transactions", "Transactions"), ("/hanging", "Hanging"), ("/keys", "Keys")),
     *(("/cluster", "Cluster"), ("/access", "Access")),
 )
 FOR_ADMINISTRATORS = ("/hanging", "/keys")

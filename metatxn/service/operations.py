@@ -41,9 +41,10 @@ from metatxn.wire.models import (
     StoreStatus,
     ThroughputAnswer,
 )
+from metatxn.wire.names import MAX_PAGE_TOKEN
 
 _Limit = Annotated[int, Query(ge=1, le=1000)]
-_PageToken = Annotated[str | None, Query(max_length=1024)]
+_PageToken = Annotated[str | None, Query(max_length=MAX_PAGE_TOKEN)]
 _Text = Annotated[str | None, Query(min_length=1, max_length=256)]
 T = TypeVar("T")
 _NOT_READY = Health(ready=False, waiting_for={STORE: "no answer within 3 s"})

@@ -132,6 +132,7 @@ class Client(Facade[AsyncClient]):
     subscribe_topics = blocking_making(AsyncClient.subscribe_topics, TopicsConsumer)
     create_subscription = blocking(AsyncClient.create_subscription)
     subscriptions = iterating(AsyncClient.subscriptions)
+    all_subscriptions = iterating(AsyncClient.all_subscriptions)
     consumer = making(AsyncClient.consumer, Consumer)
     subscription = blocking(AsyncClient.subscription)
     publish = blocking(AsyncClient.publish)

@@ -762,6 +762,8 @@ class SeekAnswer(SubscriptionInfo):
 class SubscriptionSummary(BaseModel):
     """A subscription with the settings it was created with."""
 
+    topic: str = ""
+    """A broker of release 0.2.0 does not say it."""
     name: str
     initial: Literal["earliest", "latest"]
     type: SubscriptionType
@@ -778,6 +780,7 @@ class SubscriptionPage(BaseModel):
     model_config = example(
         items=[
             {
+                "topic": "public/default/orders",
                 "name": "billing",
                 "initial": "earliest",
                 "type": "shared",

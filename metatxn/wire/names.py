@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Self
 
 from metatxn.wire.position import Position
+from metatxn.wire.text import encodable
 
 DEFAULT_NAMESPACE = "public/default"
 TopicFormat = Literal["kafka", "pulsar"]
@@ -268,6 +269,10 @@ class BrowseToken:
         return cls(places, revision, ends)
 
 
+MAX_PAGE_TOKEN = 16_384
+"""The most characters of a page token: two names of 512 characters, however long they are in the key of a record."""
+
+
 def page_token(name: str) -> str:
     """The token with which a list ordered by name continues after `name`."""
     return _encode([name])
@@ -277,7 +282,20 @@ def parse_page_token(text: str) -> str:
     """The name in a page token. Raises `ValueError` if `text` is not a page token."""
     match _decode(text, "page token"):
         case [str(name)]:
-            return name
+            return encodable(name)
+    raise ValueError(f"{text!r} is not a page token: pass the `next_page_token` of an earlier answer")
+
+
+def pair_token(first: str, second: str) -> str:
+    """The token with which a list ordered by two names continues after these."""
+    return _encode([first, second])
+
+
+def parse_pair_token(text: str) -> tuple[str, str]:
+    """The two names in a page token. Raises `ValueError` if `text` is not such a token."""
+    match _decode(text, "page token"):
+        case [str(first), str(second)]:
+            return encodable(first), encodable(second)
     raise ValueError(f"{text!r} is not a page token: pass the `next_page_token` of an earlier answer")
 
 

@@ -70,6 +70,7 @@ from participants.api.queries import (
     PlaceQuery,
     RevisionQuery,
     StartQuery,
+    TextQuery,
     TokenQuery,
     WaitQuery,
     parsed_by,
@@ -115,11 +116,6 @@ NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), Afte
 SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 EpochQuery = Annotated[int | None, Query(ge=1, le=MAX_NUMBER)]
 PreviousQuery = Annotated[int | None, Query(ge=NO_SEQUENCE, le=MAX_NUMBER)]
-TextQuery = Annotated[
-    str | None,
-    Query(min_length=1, max_length=256, description="Only topics whose full name has this text, in any case."),
-    AfterValidator(no_control_characters),
-]
 MOST_TOPICS = 1_000
 """The most topics that one request lists, or looks through for a text."""
 MOST_COUNTED = 20_000

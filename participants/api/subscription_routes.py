@@ -34,7 +34,7 @@ from metatxn.wire.broker import (
 )
 from metatxn.wire.errors import ErrorCode
 from participants.api.large_answers import messages_response
-from participants.api.queries import PageTokenQuery
+from participants.api.queries import PageTokenQuery, PairTokenQuery, TextQuery
 from participants.api.rights import Shown, TopicPath, check_transaction, on_topic
 from participants.api.share_routes import add_share_routes
 from participants.api.subscription_requests import (
@@ -53,6 +53,9 @@ from participants.subscription.definitions import SETTINGS, Definition, Definiti
 from participants.topic.seeking import Target
 from participants.topic.subscription import Subscription
 from participants.topic.subscriptions import Subscriptions
+
+MOST_LISTED = 1_000
+"""The most subscriptions that one request lists, or looks through for a text."""
 
 
 def add_consumer_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
@@ -85,7 +88,7 @@ def _add_list_route(api: APIRouter, broker: Broker) -> None:
         dependencies=[on_topic("consume")],
     )
     async def list_subscriptions(
-        topic: TopicPath, limit: Annotated[int, Query(ge=1, le=1000)] = 100, page_token: PageTokenQuery = None
+        topic: TopicPath, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, page_token: PageTokenQuery = None
     ) -> SubscriptionPage:
         """List a topic's subscriptions by name. A page may have fewer than `limit` items although there is a next
         page."""
@@ -93,6 +96,27 @@ def _add_list_route(api: APIRouter, broker: Broker) -> None:
         found, more = await definitions.page(topic, page_token, limit)
         items = [_summary(each) for each in found if not each.record.deleted]
         return SubscriptionPage(items=items, next_page_token=names.page_token(found[-1].name) if more else None)
+
+    @api.get("/v1/subscriptions", tags=["subscriptions"], responses=problems(422, 503))
+    async def list_all_subscriptions(
+        caller: Caller,
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+        page_token: PairTokenQuery = None,
+        text: TextQuery = None,
+    ) -> SubscriptionPage:
+        """List the subscriptions of all topics that the caller may consume, by topic and name. A page may have fewer
+        than `limit` items although there is a next page."""
+        wanted = (text or "").casefold()
+
+        def is_listed(each: Definition) -> bool:
+            has_text = wanted in each.topic.casefold() or wanted in each.name.casefold()
+            return has_text and not each.record.deleted and caller.may("consume", each.topic)
+
+        found, more = await definitions.page_of_all(page_token, limit if text is None else MOST_LISTED)
+        seen = [*filter(is_listed, found)]
+        last = seen[limit - 1] if len(seen) > limit else found[-1] if more else None
+        token = names.pair_token(last.topic, last.name) if last is not None else None
+        return SubscriptionPage(items=[_summary(each) for each in seen[:limit]], next_page_token=token)
 
 
 def _add_definition_routes(api: APIRouter, broker: Broker, subscriptions: Subscriptions) -> None:
@@ -258,7 +282,8 @@ async def _assure_topic(broker: Broker, name: str, caller: Principal) -> None:
 
 def _summary(definition: Definition) -> SubscriptionSummary:
     record = definition.record
-    return SubscriptionSummary(name=definition.name, created_ms=record.created_ms, **_settings(definition))
+    of_creation = {"created_ms": record.created_ms} | _settings(definition)
+    return SubscriptionSummary(topic=definition.topic, name=definition.name, **of_creation)
 
 
 def _settings(definition: Definition) -> dict[str, Any]:

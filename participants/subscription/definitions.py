@@ -115,6 +115,13 @@ class Definitions:
         found = await self._store.range(start, prefix_end(prefix), limit=limit)
         return [_definition(topic, record) for record in found.records], found.more
 
+    async def page_of_all(self, after: tuple[str, str] | None, limit: int) -> tuple[list[Definition], bool]:
+        """The subscriptions of all topics in the order of their keys, after the one with this topic and this name,
+        including dropped ones; and whether there are more."""
+        start = paths.subscription(*after) + "\0" if after is not None else paths.SUBSCRIPTIONS
+        found = await self._store.range(start, prefix_end(paths.SUBSCRIPTIONS), limit=limit)
+        return [_definition(unescape(record.key.split("/")[2]), record) for record in found.records], found.more
+
     async def get(self, topic: str, name: str) -> Definition:
         """Raises NOT_FOUND."""
         found = await self.get_or_tombstone(topic, name)

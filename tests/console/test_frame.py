@@ -31,7 +31,12 @@ EVERY_PAGE = (
     *("/", "/sign-in", "/no-such-page", "/transactions", "/transactions?text=nothing", "/transactions?state=lost"),
     *("/transactions/{open}", "/transactions/{hostile}", "/hanging", "/hanging?age=1d"),
     *("/topics", "/topics?text=nothing", "/topics/orders", "/topics/nothing", "/topics/orders/messages?show=all"),
-    *("/topics/orders/subscriptions", "/topics/orders/subscriptions/billing"),
+    *(
+        "/subscriptions",
+        "/subscriptions?text=nothing",
+        "/topics/orders/subscriptions",
+        "/topics/orders/subscriptions/billing",
+    ),
     *("/topics/orders/subscriptions/billing/seek?to=earliest", "/keys", "/keys/loader"),
     *("/cluster", "/cluster/brokers/{broker}", "/cluster/store?prefix=/txn/", "/cluster/store/check"),
     *("/access", "/access/tokens", "/access/audit"),

@@ -59,7 +59,35 @@ def test_one_says_who_has_what_and_follows(visitor: Visitor, cluster: ConsoleClu
         expect(page.get_by_role("region", name="Dead letters", exact=True)).to_contain_text(re.compile("[1-3] entr"))
     expect(page.get_by_text("No consumer is connected.")).to_be_visible()
     page.get_by_role("link", name="followed", exact=True).click()
-    expect(page.get_by_role("link", name="Subscriptions")).to_be_visible()
+    expect(page.get_by_role("main").get_by_role("link", name="Subscriptions")).to_be_visible()
+
+
+def test_those_of_all_topics_are_one_list_that_is_searched_and_follows(
+    visitor: Visitor, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in ("listed-a", "listed-b"):
+        published(client, topic, 2)
+        for name in ("one", "two"):
+            client.create_subscription(topic, name, "shared", "earliest")
+    page = visitor.open("/subscriptions?text=LISTED-")
+    rows = page.get_by_role("region", name="Subscriptions").get_by_role("row")
+    expect(rows).to_have_count(5)
+    expect(rows.nth(4)).to_contain_text(re.compile(r"listed-b\s+two\s+shared\s+2 messages"))
+    published(client, "listed-b", 3)
+    expect(rows.nth(4)).to_contain_text("5 messages")
+    client.drop_subscription("listed-a", "one")
+    expect(rows).to_have_count(4)
+    monkeypatch.setattr(subscriptions, "PER_PAGE", 2)
+    page = visitor.open("/subscriptions?text=listed-")
+    expect(rows).to_have_count(3)
+    page.get_by_role("link", name="Next").click()
+    expect(rows).to_have_count(2)
+    rows.get_by_role("link", name="two").click()
+    expect(page.get_by_role("heading", name="two", level=1)).to_be_visible()
+    page.get_by_role("navigation", name="Pages", exact=True).get_by_role("link", name="Subscriptions").click()
+    page.get_by_label("Text").fill("not listed")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("No subscription matches.")).to_be_visible()
 
 
 def test_a_name_that_is_meant_to_do_harm_is_only_a_name(visitor: Visitor, life: Life) -> None:

@@ -289,6 +289,20 @@ async def test_lists_over_http(http: httpx.AsyncClient) -> None:
     assert rest["next_page_token"] is None and "finalized_ms" not in rest["items"][0]
 
 
+async def test_keys_are_paged_whatever_their_names(http: httpx.AsyncClient) -> None:
+    for key, owner in (keys := [("😀" * 512, "好" * 256), ("x" * 512, "好" * 256), ("好" * 512, "😀" * 256)]):
+        path = f"/v1/transaction-keys/{quote(key, safe='')}/connect"
+        assert (await http.post(path, json={"epoch": -1, "owner": owner})).status_code == 200
+    seen: list[str] = []
+    params: dict[str, Any] = {"limit": 1}
+    while len(seen) < len(keys):
+        answer = await http.get("/admin/v2/transactions/transaction-keys", params=params)
+        assert answer.status_code == 200, answer.text
+        seen += [item["key"] for item in answer.json()["items"]]
+        params["page_token"] = answer.json()["next_page_token"]
+    assert sorted(seen) == sorted(key for key, _ in keys) and params["page_token"] is None
+
+
 @pytest.mark.parametrize("key", ["plain", "public/default/orders", "ключ 🔑", "..", "%", "a+b?c#d", "x" * 512])
 async def test_any_key_is_one_path_segment(http: httpx.AsyncClient, key: str) -> None:
     """CONTRACT: percent-encoded, any UTF-8 but control characters."""

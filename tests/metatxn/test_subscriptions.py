@@ -321,6 +321,18 @@ def test_subscriptions_on_the_command_line(client: metatxn.Client, dev: DevServe
         shown = asked("show", topic, "a", output="table")
         assert "consumers     me" in shown and f"{txn.id}:2" in shown
     txn.abort()
+    assert json.loads(asked("list", "--text", topic)) == json.loads(asked("list", topic))
+    assert asked("list", "--text", topic, output="table").split()[:2] == ["TOPIC", "SUBSCRIPTION"]
+    send(client, topic, *range(3))
+    for choice in ((topic,), ("--text", topic.upper())):
+        lags = json.loads(asked("list", "--lag", *choice))
+        assert [(each["name"], each["lag"]["messages"]) for each in lags] == [("a", 8), ("b", 3)]
+        heads, first, _ = asked("list", "--lag", *choice, output="table").splitlines()
+        assert heads.split()[3:5] == ["BACKLOG", "SIZE"] and first.split()[1:4] == ["a", "failover", "8"]
+    first_alone = run_here("subscription", "list", "--lag", topic, "--limit", "1", "--url", dev.broker_url)
+    assert "note: these are the first 1 by name" in first_alone.stderr
+    both = run_here("subscription", "list", topic, "--text", "x", "--url", dev.broker_url)
+    assert "Leave out the topic, or the text" in both.stderr and both.returncode == 1
     asked("drop", topic, "a")
     assert [each.name for each in client.subscriptions(topic)] == ["b"]
     with pytest.raises(metatxn.NotFound):

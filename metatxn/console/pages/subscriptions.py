@@ -15,8 +15,10 @@ from metatxn.console.live import is_live
 from metatxn.console.pages.topics import details_of
 from metatxn.console.visit import Values, Visit
 from metatxn.redrive import reader_name
+from metatxn.subscription_totals import SubscriptionTotals
 from metatxn.wire.broker import SubscriptionInfo, SubscriptionSegment, SubscriptionSummary
 
+ALL_PATH = "/console/subscriptions"
 PER_PAGE = 25
 COUNTED_WITHIN_S = 0.15
 """How long the page waits for numbers; those missing by then follow. A broker that has just started counts what is kept
@@ -29,33 +31,6 @@ MOST_LETTER_SEGMENTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a subscription is behind, on some segments together: messages that can be read and are not acknowledged,
-    and when the first of them was published."""
-
-    messages: int
-    size_bytes: int
-    oldest_ms: int | None
-    held: int
-    redelivered: int
-    delayed: int
-    pending: int
-
-    @classmethod
-    def of(cls, segments: Iterable[SubscriptionSegment]) -> Lag:
-        found = list(segments)
-        return cls(
-            sum(each.backlog for each in found),
-            sum(each.backlog_bytes for each in found),
-            min((each.oldest_ms for each in found if each.oldest_ms is not None), default=None),
-            sum(sum(each.held.values()) + sum(each.attached.values()) for each in found),
-            sum(each.redelivered for each in found),
-            sum(each.delayed for each in found),
-            sum(sum(each.pending_acks.values()) for each in found),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class SubscriptionRow:
     """A subscription in the list. `detail` is None if its home does not answer, or has not counted yet."""
 
@@ -64,8 +39,8 @@ class SubscriptionRow:
     counted: bool = True
 
     @property
-    def lag(self) -> Lag | None:
-        return Lag.of(self.detail.segments) if self.detail is not None else None
+    def lag(self) -> SubscriptionTotals | None:
+        return SubscriptionTotals.of(self.detail.segments) if self.detail is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +103,26 @@ async def topic_subscriptions(visit: Visit) -> Response:
     return await visit.live_page("subscriptions.html", load)
 
 
+async def all_subscriptions(visit: Visit) -> Response:
+    """Those of all topics that the caller may consume."""
+    text, token = visit.query("text"), visit.query("page") or None
+    query = {"text": text} if text else {}
+
+    async def load() -> Values:
+        found, next_token = await visit.client.all_subscriptions(text=text or None, limit=PER_PAGE).page_at(token)
+        within_s = COUNTED_WITHIN_S if token is None and not is_live(visit.request) else None
+        return {
+            "rows": await asyncio.gather(*(_row(visit, each.topic, each, within_s) for each in found)),
+            "text": text,
+            "turned": token is not None,
+            "first": f"{ALL_PATH}?{urlencode(query)}" if token else None,
+            "next": f"{ALL_PATH}?{urlencode(query | {'page': next_token})}" if next_token else None,
+            "now_ms": visit.site.now_ms(),
+        }
+
+    return await visit.live_page("all_subscriptions.html", load)
+
+
 async def _row(visit: Visit, topic: str, summary: SubscriptionSummary, within_s: float | None) -> SubscriptionRow:
     try:
         async with asyncio.timeout(within_s):
@@ -153,7 +148,7 @@ async def one_subscription(visit: Visit) -> Response:
         pending, consumers = _pending(found.segments), _consumers(found)
         return {
             "found": found,
-            "lag": Lag.of(found.segments),
+            "lag": SubscriptionTotals.of(found.segments),
             "consumers": consumers[:MOST_CONSUMERS],
             "more_consumers": len(consumers) - MOST_CONSUMERS,
             "pending": pending[:MOST_TRANSACTIONS],

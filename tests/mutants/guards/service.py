@@ -11,7 +11,49 @@ _PRINCIPAL = "metatxn/service/security/principal.py"
 _SIGNED = "metatxn/service/security/signed_tokens.py"
 _TEST_TOKENS = ("tests/service/test_tokens.py",)
 
+_BROKER_REST = "tests/participants/api/test_rest.py"
+
 SERVICE = (
+    Mutant(
+        "page-token-that-ends-a-list",
+        "a list goes on after every name",
+        "metatxn/wire/names.py",
+        "MAX_PAGE_TOKEN = 16_384\n",
+        "MAX_PAGE_TOKEN = 4_096\n",
+        tests=("tests/coordinator/test_rest.py::test_keys_are_paged_whatever_their_names",),
+    ),
+    Mutant(
+        "half-a-character-in-a-page-token",
+        "what is no text is refused",
+        "metatxn/wire/names.py",
+        "            return encodable(name)\n",
+        "            return name\n",
+        tests=(f"{_BROKER_REST}::test_tokens_of_another_list_or_topic_are_refused",),
+    ),
+    Mutant(
+        "subscriptions-of-every-caller",
+        "who may not consume a topic does not see its subscriptions",
+        "participants/api/subscription_routes.py",
+        'not each.record.deleted and caller.may("consume", each.topic)',
+        "not each.record.deleted",
+        tests=("tests/participants/api/test_subscription_rights.py::test_each_verb_asks_for_its_right",),
+    ),
+    Mutant(
+        "dropped-subscriptions-are-listed",
+        "what was dropped is not in the list",
+        "participants/api/subscription_routes.py",
+        "has_text and not each.record.deleted and",
+        "has_text and",
+        tests=(f"{_BROKER_REST}::test_subscriptions_are_found_by_a_text",),
+    ),
+    Mutant(
+        "audit-log-of-everyone",
+        "only the lines that are asked for are shown",
+        "metatxn/service/audit_pages.py",
+        "self.principal in (None, entry.principal)",
+        "True",
+        tests=("tests/service/test_audit_pages.py::test_only_lines_that_are_asked_for_are_shown",),
+    ),
     Mutant(
         "admin-without-the-right",
         "what is below /admin/ needs the right admin",

@@ -30,9 +30,11 @@ from metatxn.wire.broker import (
 )
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind, decode_frames
+from metatxn.wire.names import page_token as page_token_of
+from metatxn.wire.names import pair_token
 from metatxn.wire.problems import MEDIA_TYPE
 from metatxn.wire.rows import KEY_COLUMN
-from participants.api import routes
+from participants.api import routes, subscription_routes
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.devices import on_local_files
 from tests.participants.pages import assert_read_alike
@@ -142,19 +144,58 @@ async def test_a_topic_is_created_described_and_listed(process: BrokerProcess) -
 
 
 async def test_lists_are_paged_whatever_the_names(process: BrokerProcess) -> None:
-    names = [f"a/b/{letter * length}" for letter, length in (("a", 400), ("b", 1), ("c", 300), ("ü", 300))]
-    for name in names:
+    lengths = (("a", 400), ("b", 1), ("c", 300), ("ü", 300), ("好", 508), ("😀", 508))
+    wanted = [f"a/b/{letter * length}" for letter, length in lengths]
+    for name in wanted:
         await process.create(name)
-    assert sorted(await listed(process, {"limit": 1})) == sorted(names)
+    assert sorted(await listed(process, {"limit": 1})) == sorted(wanted)
 
 
-async def listed(process: BrokerProcess, query: dict[str, Any]) -> list[str]:
-    seen: list[str] = []
+async def test_subscriptions_of_one_topic_and_of_all_are_paged_whatever_the_names(process: BrokerProcess) -> None:
+    topics = (f"a/b/{'😀' * 508}", "a/b/c")
+    wanted = sorted(["a", "ö/ü", "好" * 256, "😀" * 256], key=enc)  # the order of the keys
+    for topic in topics:
+        await process.create(topic)
+        for name in wanted:
+            await subscribe(process, topic, name)
+        path = f"/v1/topics/{enc(topic)}/subscriptions"
+        assert await listed(process, {"limit": 1}, path, "topic", "name") == [(topic, name) for name in wanted]
+    found = await listed(process, {"limit": 1}, "/v1/subscriptions", "topic", "name")
+    assert found == [(topic, name) for topic in topics for name in wanted]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_subscriptions_are_found_by_a_text(
+    process: BrokerProcess, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """In the name or in that of the topic, in any case; what was dropped is not found, nor on deleted topics."""
+    for topic, name in (("a/b/ÜBER", "x"), ("a/b/c", "y"), ("a/b/c", "der-über"), ("a/b/c", "z"), ("a/über/d", "x")):
+        await process.http.post("/v1/topics", json={"name": topic})
+        await subscribe(process, topic, name)
+    await process.http.delete(f"/v1/topics/{enc('a/über/d')}")
+    for most in (1, 3, 1_000):
+        monkeypatch.setattr(subscription_routes, "MOST_LISTED", most)
+        found = await listed(process, {"limit": limit, "text": "über"}, "/v1/subscriptions", "topic", "name")
+        assert found == [("a/b/ÜBER", "x"), ("a/b/c", "der-über")]
+    assert (await process.http.delete(f"/v1/topics/{enc('a/b/c')}/subscriptions/y")).status_code == 204
+    found = await listed(process, {"limit": limit}, "/v1/subscriptions", "name")
+    assert found == [("x",), ("der-über",), ("z",)]
+
+
+async def subscribe(process: BrokerProcess, topic: str, name: str) -> None:
+    body = {"type": "shared", "initial": "earliest"}
+    answer = await process.http.put(f"/v1/topics/{enc(topic)}/subscriptions/{enc(name)}", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+async def listed(process: BrokerProcess, query: dict[str, Any], path: str = "/v1/topics", *members: str) -> list[Any]:
+    """The names of all items, or these members of each."""
+    seen: list[Any] = []
     while True:
-        answer = await process.http.get("/v1/topics", params=query)
+        answer = await process.http.get(path, params=query)
         assert answer.status_code == 200, answer.text
         page = answer.json()
-        seen += [item["name"] for item in page["items"]]
+        seen += [tuple(item[each] for each in members) if members else item["name"] for item in page["items"]]
         if page["next_page_token"] is None:
             return seen
         query["page_token"] = page["next_page_token"]
@@ -657,6 +698,13 @@ async def test_tokens_of_another_list_or_topic_are_refused(process: BrokerProces
     assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "after")
     for page_token in ("zz", token, "e30"):
         answer = await process.http.get("/v1/topics", params={"page_token": page_token})
+        assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "page_token")
+    half = page_token_of("\ud800")
+    assert_problem(
+        await process.http.get("/v1/topics", params={"page_token": half}), ErrorCode.INVALID_ARGUMENT, "page_token"
+    )
+    for page_token in ("zz", token, "e30", half, page_token_of("one"), pair_token("\ud800", "x")):
+        answer = await process.http.get("/v1/subscriptions", params={"page_token": page_token})
         assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "page_token")
 
 

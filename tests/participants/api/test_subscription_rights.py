@@ -77,6 +77,11 @@ async def test_each_verb_asks_for_its_right(tmp_path: Path) -> None:
         dead = f"{SUBSCRIPTION}2", DEFINITION | {"dead_letter_topic": "dead"}
         assert await status(consumer, "PUT", *dead) == 403, "it may not produce there"
         assert await status(boss, "PUT", *dead) == 200
+        assert await status(boss, "POST", "/v1/topics", {"name": "u"}) == 201
+        assert await status(boss, "PUT", "/v1/topics/u/subscriptions/s", DEFINITION) == 200
+        for caller, number in ((producer, 0), (consumer, 2), (boss, 3)):
+            listed = (await caller.broker.get("/v1/subscriptions")).json()["items"]
+            assert len(listed) == number and (caller is boss or all(each["topic"].endswith("/t") for each in listed))
 
         begun = await consumer.coordinator.post("/v1/txns", json={})
         inside = acks | {"txn_id": begun.json()["txn_id"], "for_all": True}
