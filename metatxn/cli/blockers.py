@@ -46,12 +46,13 @@ class Blocker:
 
 def details(client: metatxn.Client, segments: Iterable[str]) -> dict[str, SegmentDetail | None]:
     """The segments as their owners see them; None for one that is not served now, or that the caller may not read."""
-    return {segment: _detail(client, segment) for segment in segments}
+    return {segment: detail_of(client, segment) for segment in segments}
 
 
-def _detail(client: metatxn.Client, segment: str) -> SegmentDetail | None:
+def detail_of(client: metatxn.Client, segment: str, max_open: int | None = None) -> SegmentDetail | None:
+    """The same of one, with at most `max_open` of its open transactions."""
     try:
-        return client.segment(segment)
+        return client.segment(segment, max_open=max_open)
     except (metatxn.NotFound, metatxn.NotAllowed, metatxn.StoreUnavailable, metatxn.ServiceUnreachable):
         return None
 

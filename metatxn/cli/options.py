@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 import metatxn
-from metatxn.cli.output import Output, print_json, print_note, print_rows
+from metatxn.cli.output import Output, print_json, print_more, print_rows
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 
@@ -119,8 +119,7 @@ class ServiceOptions:
             print_json(listed)
         else:
             print_rows(columns, map(row, listed))
-        if len(listed) == limit and next(items, None) is not None:
-            print_note(f"there are more than these {limit}; --limit shows more of them.")
+        print_more(items, len(listed), limit)
 
     def print_done(self, done: dict[str, Any], sentence: str) -> None:
         """Print what was done, as an object or in words."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -106,6 +106,12 @@ def printable(text: str) -> str:
 def print_note(message: str) -> None:
     """Print something that a person should know on one line of standard error, where it does not disturb programs."""
     print("note:", printable(" ".join(message.split())), file=sys.stderr)
+
+
+def print_more(rest: Iterator[Any], listed: int, limit: int) -> None:
+    """Print a note if `limit` items were listed, and there are more."""
+    if listed == limit and next(rest, None) is not None:
+        print_note(f"there are more than these {limit}; --limit shows more of them.")
 
 
 def when(time_ms: int | None) -> str | None:

@@ -20,7 +20,7 @@ from metatxn.cli.blockers import say_what_holds_back
 from metatxn.cli.completion import complete_subscription, complete_topic
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
-from metatxn.cli.output import print_fields, print_json, print_note, print_rows, when
+from metatxn.cli.output import print_fields, print_json, print_more, print_rows, when
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.redrive import redrive
 from metatxn.cli.times import TIME_HELP, milliseconds_of, time_of
@@ -127,7 +127,8 @@ def duration_ms(option: str, text: str | None) -> int | None:
 def list_(
     session: ServiceOptions,
     topic: Annotated[
-        str | None, typer.Argument(help="The topic. [default: all topics]", autocompletion=complete_topic)
+        str | None,
+        typer.Argument(metavar="TOPIC", help="The topic. [default: all topics]", autocompletion=complete_topic),
     ] = None,
     text: Annotated[
         str | None,
@@ -184,8 +185,7 @@ def _print_lags(
         print_json(rows)
     else:
         print_rows(LAG_COLUMNS, map(partial(_lag_cells, int(clock() * 1000)), rows))
-    if len(listed) == limit and next(found, None) is not None:
-        print_note(f"these are the first {limit} by name; with --limit more of them are asked.")
+    print_more(found, len(listed), limit)
 
 
 def _lag_cells(now_ms: int, row: dict[str, Any]) -> tuple[Any, ...]:

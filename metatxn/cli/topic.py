@@ -33,6 +33,7 @@ from metatxn.cli.output import (
 from metatxn.cli.policy import SettingOptions, agreed, show_policy, takes_settings
 from metatxn.cli.progress import ProgressLine
 from metatxn.cli.times import DURATION_HELP, TIME_HELP, delivery_time, time_of
+from metatxn.cli.topic_sizes import print_sizes
 from metatxn.cli.txn import full_id, named_values
 from metatxn.columns import columns_text, parsed_columns
 from metatxn.wire.broker import ReadHoldInfo, SegmentDetail, TopicCount, TopicInfo, TopicSchema
@@ -103,18 +104,24 @@ def columns_option(option: str, text: str) -> TopicSchema:
         raise CliError(f"{option}: {error}") from error
 
 
-@app.command("list", epilog="Example: metatxn topic list -o json")
+@app.command("list", epilog="Examples: metatxn topic list -o json · metatxn topic list --sizes --text billing")
 @takes_session
 def list_(
     session: ServiceOptions,
     text: Annotated[str | None, typer.Option(help="Only those with this text in their full name, in any case.")] = None,
     limit: LimitOption = 1000,
     count: Annotated[bool, typer.Option("--count", help="Only print how many there are.")] = False,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Show how much each has, what goes through it, and what is held back.")
+    ] = False,
 ) -> None:
     """List topics by name."""
     with session.connect() as client:
         if count:
             _print_count(session, client.count_topics(text=text))
+            return
+        if sizes:
+            print_sizes(session, client, client.topics(text=text), limit)
             return
         session.print_list(client.topics(text=text), limit, ("TOPIC", "SEGMENTS", "SCHEMA"), topic_row)
 

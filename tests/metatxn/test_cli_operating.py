@@ -21,7 +21,7 @@ from typing import Any, cast
 import pytest
 
 import metatxn
-from metatxn.cli import blockers, following, txn
+from metatxn.cli import blockers, following, topic_sizes, txn
 from metatxn.cli.following import FollowingNote
 from metatxn.cli.main import run
 from metatxn.cli.options import CliError
@@ -91,6 +91,33 @@ def test_who_holds_readers_back_is_named_where_somebody_looks(
     eventually(lambda: len(ask("topic", "consume", topic)), 2)
     assert cli("topic", "consume", topic).stderr == ""
     assert ask("topic", "show", topic)["blockers"] == []
+
+
+def test_the_list_of_topics_has_sizes_and_says_where_readers_are_held_back(
+    cli: Callable[..., Done], ask: Callable[..., Any], held_back: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, segment, txn_id = held_back
+    (found,) = ask("topic", "list", "--sizes", "--text", topic)
+    size = ask("topic", "show", topic)["segments"][0]["size_bytes"]
+    assert (found["name"], found["segments"], found["entries"], found["size_bytes"]) == (topic, 1, 3, size)
+    assert (found["held_back"], found["waiting_entries"], found["not_known"]) == (1, 2, 0)
+    heads, row = cli("topic", "list", "--sizes", "--text", topic).stdout.splitlines()
+    assert heads.split() == ["TOPIC", "SEGMENTS", "ENTRIES", "SIZE", "IN", "OUT", "HELD_BACK", "NOT_KNOWN"]
+    assert row.split()[:3] == [topic, "1", "3"] and row.split()[-2:] == ["1", "-"]
+    ask("txn", "abort", txn_id)
+    eventually(lambda: ask("topic", "list", "--sizes", "--text", topic)[0]["held_back"], 0)
+    ask("topic", "split", segment)
+    asked: list[str] = []
+
+    def unknown(client: metatxn.Client, segment: str, max_open: int | None = None) -> None:
+        asked.append(segment)
+
+    monkeypatch.setattr(topic_sizes, "detail_of", unknown)
+    (found,) = ask("topic", "list", "--sizes", "--text", topic)
+    assert (found["segments"], found["entries"], found["not_known"], found["rates"]) == (2, None, 2, None)
+    assert len(asked) == 2 and segment not in asked, "a sealed segment is not asked"
+    ask("topic", "create", f"{topic}-2")
+    assert "there are more than these 1" in cli("topic", "list", "--sizes", "--limit", "1").stderr
 
 
 def test_a_subscription_that_has_nothing_to_deliver_says_why(

@@ -13,7 +13,8 @@ from starlette.responses import Response
 import metatxn
 from metatxn.console.tree import Tree
 from metatxn.console.visit import Values, Visit
-from metatxn.wire.broker import OpenTransaction, SegmentDetail, SegmentInfo, TopicInfo, TrafficRates
+from metatxn.topic_totals import TopicTotals, active_segments, total_rates
+from metatxn.wire.broker import OpenTransaction, SegmentDetail, SegmentInfo, TopicInfo
 from metatxn.wire.names import number_of_segment
 from metatxn.wire.policies import DEFAULTS, PolicyInfo
 
@@ -29,31 +30,10 @@ SIZES_PATH = "/console/topic-sizes"
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRow:
-    """A topic in the list. `details` are those of its active segments that can be had, and were asked; `policy` is None
-    for those who may not see it."""
+class TopicRow(TopicTotals):
+    """A topic in the list. `policy` is None for those who may not see it."""
 
-    topic: TopicInfo
-    active: int
-    details: Sequence[SegmentDetail]
     policy: PolicyInfo | None
-
-    @property
-    def missing(self) -> int:
-        return self.active - len(self.details)
-
-    def total(self, name: str) -> int | None:
-        """Of those segments that are known; None if none is."""
-        return sum(getattr(each, name) for each in self.details) if self.details or not self.active else None
-
-    @property
-    def rates(self) -> TrafficRates | None:
-        return None if self.missing else total_rates(self.details)
-
-    @property
-    def held(self) -> int:
-        """The segments whose readers are held back."""
-        return sum(each.pinned_by is not None for each in self.details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +77,7 @@ async def topic_sizes(visit: Visit) -> Response:
 
 
 def _active(found: Iterable[TopicInfo]) -> int:
-    return sum(each.state == "active" for topic in found for each in topic.segments)
+    return sum(len(active_segments(topic)) for topic in found)
 
 
 async def topic_count(visit: Visit) -> Response:
@@ -120,7 +100,7 @@ def _with_query(path: str, **query: str) -> str:
 
 
 async def _rows(visit: Visit, found: Sequence[TopicInfo], most: int) -> list[TopicRow]:
-    active = {topic.name: [each.segment for each in topic.segments if each.state == "active"] for topic in found}
+    active = {topic.name: active_segments(topic) for topic in found}
     wanted = [name for names in active.values() for name in names][:most]
     details, policies = await asyncio.gather(
         details_of(visit, wanted), asyncio.gather(*(_policy(visit, topic.name) for topic in found))
@@ -186,16 +166,6 @@ async def _policy(visit: Visit, name: str) -> PolicyInfo | None:
         return await visit.client.topic_policy(name)
     except (metatxn.NotAllowed, metatxn.NotFound):
         return None
-
-
-def total_rates(details: Iterable[SegmentDetail]) -> TrafficRates | None:
-    """What goes through these segments together; None if one of them does not know it yet, or there is none."""
-    found = [each.rates for each in details]
-    known = [each for each in found if each is not None]
-    if not known or len(known) < len(found):
-        return None
-    names = TrafficRates.model_fields
-    return TrafficRates(**{name: sum(getattr(each, name) for each in known) for name in names})
 
 
 def _totals(details: Iterable[SegmentDetail]) -> dict[str, int]:
