@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from grafana_foundation_sdk.builders import dashboard, prometheus, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableOption
 
 FOLDER = Path(__file__).parent.parent / "ops" / "grafana"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+EVERY = VariableOption(selected=True, text="All", value="$__all")
 WIDTH, HEIGHT = 8, 7
+
+OF_CLUSTER = 'cluster=~"$cluster"'
+"""What every expression asks for. With the choice `All`, it also matches what has no such label."""
+_METRIC = re.compile(r"\b(?:metatxn[_:][a-z0-9_:]+|process_[a-z_]+|up)\b(\{)?")
 
 Query = tuple[str, str]
 """An expression, and the legend of its series."""
@@ -27,6 +33,15 @@ def rate(metric: str, by: str, labels: str = "") -> str:
 def quantile(q: float, metric: str, by: str) -> str:
     buckets = rate(f"{metric}_bucket", f"le, {by}")
     return f"histogram_quantile({q}, {buckets})"
+
+
+def of_cluster(expression: str) -> str:
+    """The expression, of the chosen cluster only."""
+
+    def of_metric(found: re.Match[str]) -> str:
+        return f"{found[0]}{OF_CLUSTER}, " if found[1] else f"{found[0]}{{{OF_CLUSTER}}}"
+
+    return _METRIC.sub(of_metric, expression)
 
 
 CLUSTER: dict[str, tuple[PanelText, ...]] = {
@@ -218,7 +233,7 @@ def panel(text: PanelText) -> timeseries.Panel:
     title, about, unit, queries = text
     made = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE).span(WIDTH).height(HEIGHT)
     for number, (expression, legend) in enumerate(queries):
-        query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + number))
+        query = prometheus.Dataquery().expr(of_cluster(expression)).legend_format(legend).ref_id(chr(ord("A") + number))
         made = made.with_target(query)
     return made.min(0)
 
@@ -226,9 +241,13 @@ def panel(text: PanelText) -> timeseries.Panel:
 def made(uid: str, title: str, rows: dict[str, tuple[PanelText, ...]], *, of_topics: bool) -> str:
     board = dashboard.Dashboard(title).uid(uid).tags(["metatxn"]).refresh("30s").time("now-1h", "now").readonly()
     board = board.with_variable(dashboard.DatasourceVariable("datasource").type("prometheus"))
+    cluster = dashboard.QueryVariable("cluster").datasource(SOURCE).include_all(True).all_value(".*").current(EVERY)
+    board = board.with_variable(cluster.query("label_values(metatxn_build_info, cluster)"))
     if of_topics:
         topic = dashboard.QueryVariable("topic").datasource(SOURCE).multi(True).include_all(True)
-        board = board.with_variable(topic.query("label_values(metatxn_topic_messages_in_total, topic)"))
+        board = board.with_variable(
+            topic.query(f"label_values({of_cluster('metatxn_topic_messages_in_total')}, topic)")
+        )
     ids = itertools.count(1)
     for name, panels in rows.items():
         board = board.with_row(dashboard.Row(name).id(next(ids)))

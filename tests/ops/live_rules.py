@@ -46,7 +46,7 @@ class Prometheus:
     def __init__(self, directory: Path, targets: Mapping[str, Mapping[str, str]], slower: int = 1) -> None:
         self._directory = directory
         self._scrape_s = slower
-        self._selected = {"$__rate_interval": f"{RATE_INTERVAL_S * slower}s", "$topic": ".*"}
+        self._selected = {"$__rate_interval": f"{RATE_INTERVAL_S * slower}s", "$topic": ".*", "$cluster": ".*"}
         self._url = f"http://127.0.0.1:{free_port()}"
         self._http = httpx.AsyncClient(base_url=self._url, timeout=30)
         config = yaml.safe_load(RULES.with_name("prometheus.yml").read_text())

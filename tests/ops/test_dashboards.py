@@ -7,6 +7,7 @@ Method: the script, `promtool`, and the registries of both services.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -119,11 +120,23 @@ def test_prometheus_understands_every_expression(tmp_path: Path) -> None:
     assert done.returncode == 0 and f"{len(filled)} rules found" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_expression_is_of_the_chosen_cluster(path: Path) -> None:
+    """All of them together are the first choice, which also shows what has no such label."""
+    (cluster,) = [each for each in json.loads(path.read_text())["templating"]["list"] if each["name"] == "cluster"]
+    assert cluster["includeAll"] and cluster["allValue"] == ".*" and not cluster["multi"]
+    names = re.compile(r"\b(?:metatxn[_:][a-z0-9_:]+|process_[a-z_]+|up)\b(.{,20})")
+    for expression in (target["expr"] for panel in panels(path) for target in panel["targets"]):
+        behind = names.findall(expression)
+        assert behind and all(each.startswith('{cluster=~"$cluster"') for each in behind), expression
+
+
 async def test_every_metric_in_a_dashboard_is_exposed_or_recorded() -> None:
     asked = set().union(*map(metrics_in, expressions()))
     assert len(asked) > 20 and asked <= await known_metrics()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
-    assert {each for each in expressions() if each.startswith("metatxn:")} <= recorded
+    shown = {each.partition("{")[0] for each in expressions() if each.startswith("metatxn:")}
+    assert shown and shown <= recorded
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
