@@ -92,7 +92,7 @@ from participants.segment.segment import Segment
 from participants.topic.fitting import inspect
 from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages, PublishOptions
-from participants.topic.reading import read_page, snapshot_revision
+from participants.topic.reading import from_chosen, read_page, snapshot_revision
 from participants.topic.subscriptions import Subscriptions
 
 MAX_NUMBER = 2**53 - 1
@@ -388,13 +388,21 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         one.
         """
         place = after if isinstance(after, ReadPlace) else None
+        deadline_s = asyncio.get_running_loop().time() + wait_ms / 1000
         revision = snapshot_revision(isolation, revision, place.revision if place else None)
         try:
             target = await broker.segment(segment)
-            if isinstance(after, ReadTime):
-                place = ReadPlace((await target.reader.position_at(after.at_ms)).before)
-            at = place.position if place else target.ledgers.start
-            page = await _page_within(wait_ms, broker, target, at, min(max_bytes, ANSWER_BYTES), isolation, revision)
+
+            async def read(at: Position) -> Page:
+                size = min(max_bytes, ANSWER_BYTES)
+                return await _page_within(deadline_s, broker, target, at, size, isolation, revision)
+
+            if place is not None:
+                page = await read(place.position)
+            elif isinstance(after, ReadTime):
+                page = await from_chosen((await target.reader.position_at(after.at_ms)).before, read)
+            else:
+                page = await from_chosen(target.ledgers.start, read)
             frames = page.frames
             target.traffic.went_out(
                 sum(frame.count for frame in frames), sum(frame.end - frame.start for frame in frames), len(frames)
@@ -449,7 +457,7 @@ def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str]
 
 
 async def _page_within(
-    wait_ms: int,
+    deadline_s: float,
     broker: Broker,
     segment: Segment,
     at: Position,
@@ -457,12 +465,11 @@ async def _page_within(
     isolation: Isolation,
     revision: Revision | None,
 ) -> Page:
-    """The first page after `at` that is not empty, or an empty one when the time is over or nothing more will come."""
-    deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+    """The first page after `at` that is not empty, or an empty one at `deadline_s` or when nothing more will come."""
     while True:
         changes = segment.next_changes(isolation)
         page = await read_page(segment, at, max_bytes, isolation, revision)
-        left = deadline - asyncio.get_running_loop().time()
+        left = deadline_s - asyncio.get_running_loop().time()
         at = page.next
         if page.frames or left <= 0 or isolation == "snapshot" or segment.ended_at(at):
             return page

@@ -387,7 +387,8 @@ class Broker:
 
     async def until_opened(self, segment_ids: Iterable[str]) -> None:
         """Own these segments, if no broker does yet. Returns once they serve, have failed once, or are gone. It waits
-        at most `TAKEN_WITHIN_S` for segments that other brokers take."""
+        at most `TAKEN_WITHIN_S` for segments that other brokers take, and raises nothing: whoever asks has already
+        done something that cannot be undone."""
         wanted = list(segment_ids)
         if self._placement is not None:
             await self._until_owned(wanted, self._placement)
@@ -412,9 +413,13 @@ class Broker:
                         await placement.changed.wait()
 
     async def _existing(self, segment_ids: list[str], placement: Placement) -> list[str]:
-        """These segments without those of which nothing is left. What the watch does not show may also be too new."""
+        """These segments without those of which nothing is left, as far as the store answers. What the watch does not
+        show may also be too new."""
         unseen = [paths.segment(each) for each in segment_ids if not placement.sees(each)]
-        found = await self.store.get_each(unseen) if unseen else {}
+        try:
+            found = await self.store.get_each(unseen) if unseen else {}
+        except MetastoreError:
+            return segment_ids
         gone = {key for key, record in found.items() if record is None}
         return [each for each in segment_ids if paths.segment(each) not in gone]
 

@@ -52,8 +52,10 @@ async def seal(
         async with segment.sealing:
             if segment.record.state == "active":
                 sealed, version, last = await _seal(segment, store, succession)
-                await installation(sealed)
-                segment.sealed(sealed, version, last)
+                try:
+                    await installation(sealed)
+                finally:  # otherwise the segment would be sealed again, which the store would always refuse
+                    segment.sealed(sealed, version, last)
                 event = Lifecycle.SEGMENT_SPLIT if sealed.children else Lifecycle.SEGMENT_SEALED
                 tell(event, segment=segment.id, last_position=str(last.last), children=list(sealed.children))
                 check = segment.ownership.check

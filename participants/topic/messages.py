@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -40,6 +40,7 @@ from participants.topic.reading import (
     BROWSE_BYTES,
     AnySegment,
     end_of,
+    from_chosen,
     position_at,
     read_page,
     snapshot_revision,
@@ -197,9 +198,11 @@ class Messages:
         the place after everything readable, and `compacted` begins with the compacted view (see `compaction`). Later
         pages continue as their token says.
         """
+        at_time = isinstance(token, ReadTime)
         if isinstance(token, ReadTime):
             token = await self._token_at(topic_name, token.at_ms, authorization)
         places = dict(token.places) if token else {}
+        named = frozenset(() if at_time else places)
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
             revision = await self._broker.store.current_revision()
@@ -214,6 +217,7 @@ class Messages:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
                 places = await self._without_removed(places, segments, token.ends if token is not None else None)
+                named = frozenset(places) if named else named
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return BrowsePage(BrowseToken(places, revision), revision)
@@ -231,7 +235,7 @@ class Messages:
                 if isinstance(segment, Segment)
                 for change in segment.next_changes(isolation)
             ]
-            found, more = await self._collect(segments, places, limit, max_bytes, isolation, revision)
+            found, more = await self._collect(segments, places, limit, max_bytes, isolation, revision, named)
             left = deadline - asyncio.get_running_loop().time()
             if found or left <= 0 or isolation == "snapshot":
                 return BrowsePage(BrowseToken(places, revision), revision, found, more=more)
@@ -272,10 +276,11 @@ class Messages:
         room_bytes: int,
         isolation: Isolation,
         revision: Revision | None,
+        named: Collection[str],
     ) -> tuple[list[Browsed], bool]:
         """Read the segments in the order of the layout, in which parents come before their children. A child is read
         once its parents have been read to their end, so that the messages of a key come in the order in which they were
-        written. Returns also whether there was more to read."""
+        written. Returns also whether there was more to read. The reader has named the places of `named` itself."""
         loop = asyncio.get_running_loop()
         late_s = loop.time() + BROWSE_MS / 1000
         found: list[Browsed] = []
@@ -286,10 +291,12 @@ class Messages:
                 unread.add(segment.id)
                 continue
             at, taken = places.get(segment.id, (start_of(segment), 0))
-            end = False
+            end, chosen = False, segment.id not in named
             while not end and room > 0 and not (found and (room_bytes <= 0 or loop.time() >= late_s)):
-                page = await read_page(segment, at, max(1, min(room_bytes, BROWSE_BYTES)), isolation, revision)
-                end = page.end
+                size = max(1, min(room_bytes, BROWSE_BYTES))
+                read = partial(read_page, segment, max_bytes=size, isolation=isolation, revision=revision)
+                page = await (from_chosen(at, read) if chosen else read(at))
+                end, chosen = page.end, chosen and not page.frames
                 for frame in page.frames:
                     left = range(taken, message_count(frame))
                     each_bytes = max(1, read_bytes(frame) // max(1, message_count(frame)))

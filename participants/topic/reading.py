@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from metastore.types import Revision
 from metatxn.wire import errors
 from metatxn.wire.broker import Isolation
@@ -9,6 +12,8 @@ from metatxn.wire.position import Position
 from participants.broker.peers import RemoteSegment
 from participants.segment.reading import CutPage, Page
 from participants.segment.segment import Segment
+
+T = TypeVar("T")
 
 BROWSE_BYTES = 1 << 20
 """The number of bytes that a browse reads of a segment at once, which is about the size of its answer."""
@@ -36,6 +41,22 @@ async def position_at(segment: AnySegment, at_ms: int) -> Position:
 async def read_cut(segment: AnySegment, after: Position, revision: Revision) -> CutPage:
     """See `SegmentReader.read_cut`."""
     return await (segment if isinstance(segment, RemoteSegment) else segment.reader).read_cut(after, revision)
+
+
+async def from_chosen(at: Position, read: Callable[[Position], Awaitable[T]]) -> T:
+    """What `read` returns for `at`, which this broker has chosen for a reader that names no position. If a trim
+    overtakes it, it begins again where the trim has ended: nothing that the reader has named is gone.
+
+    Raises POSITION_TRIMMED only if the whole segment cannot be read at a revision any more.
+    """
+    while True:
+        try:
+            return await read(at)
+        except errors.PositionTrimmed as error:
+            first = error.members.get("first_position")
+            if first is None or (start := Position.parse(first).before) <= at:
+                raise
+            at = start
 
 
 async def read_page(

@@ -13,12 +13,48 @@ _SNAPSHOT = "participants/segment/dedup_snapshot.py"
 _DEPOSED = (
     "tests/participants/broker/test_placement.py::test_a_frozen_owner_refuses_no_position_that_its_successor_may_have"
 )
+_OVERTAKEN = (
+    "tests/participants/api/test_pages.py"
+    "::test_a_trim_that_overtakes_a_read_is_told_to_readers_that_have_named_a_position"
+)
 _TEST_BY_KEY = "tests/participants/subscription/test_key_shared.py"
 _TEST_OWNERSHIP = "tests/participants/broker/test_placement.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
 _TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
 PARTICIPANTS = (
+    Mutant(
+        "sealed-only-with-its-children",
+        "5.14: what the store says of a seal, its owner says, whatever becomes of the children",
+        "participants/segment/sealing.py",
+        "                try:\n                    await installation(sealed)\n                finally:",
+        "                await installation(sealed)\n                if True:",
+        tests=(f"{_TEST_OWNERSHIP}::test_a_segment_is_sealed_whatever_becomes_of_its_children",),
+    ),
+    Mutant(
+        "no-children-without-the-store",
+        "a change of the layout that was made is not reported as failed",
+        "participants/broker/broker.py",
+        "        except MetastoreError:\n            return segment_ids\n",
+        "        except ZeroDivisionError:\n            return segment_ids\n",
+        tests=(f"{_TEST_OWNERSHIP}::test_a_split_is_done_although_the_store_fails_while_the_children_are_looked_for",),
+    ),
+    Mutant(
+        "overtaken-by-a-trim-from-the-beginning",
+        "a reader that names no position is told of no position that is gone",
+        "participants/topic/reading.py",
+        "            if first is None or (start := Position.parse(first).before) <= at:\n",
+        "            if first is None or (start := Position.parse(first).before) >= at:\n",
+        tests=(_OVERTAKEN,),
+    ),
+    Mutant(
+        "overtaken-by-a-trim-in-the-middle",
+        "a reader that names a position is told that it is gone",
+        "participants/topic/messages.py",
+        "chosen = False, segment.id not in named\n",
+        "chosen = False, True\n",
+        tests=(_OVERTAKEN,),
+    ),
     Mutant(
         "page-without-an-end-in-time",
         "a page that has a message ends when its time is over",

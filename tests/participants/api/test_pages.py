@@ -17,10 +17,11 @@ from crc32c import crc32c
 from metatxn.wire.batches import pack_batch, packed_message
 from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import ErrorCode
-from metatxn.wire.frames import MAX_PAYLOAD_BYTES, FrameError, PayloadKind, decode_frames
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES, FrameError, PayloadKind, RawFrame, decode_frames
 from metatxn.wire.pages import decode_page
 from metatxn.wire.record_batches import CHECKED_FROM, HEADER, LENGTH_OFFSET
 from participants.api.frames_response import ANSWER_BYTES
+from participants.ledger.chain import LedgerChain
 from tests.participants.api.test_batches import append as append_batch
 from tests.participants.api.test_rest import append, assert_problem, enc, send
 from tests.participants.broker.process import BrokerProcess
@@ -205,3 +206,40 @@ async def test_a_page_has_a_bound_for_what_is_decompressed(process: BrokerProces
     for expected in (["a"], ["b"], ["c"], []):
         received = await process.http.post(f"{subscription}/receive", json={"consumer": "c", "max": 1000})
         assert [each["key"] for each in received.json()["messages"]] == expected
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted", "snapshot"])
+@pytest.mark.parametrize("path", ["/v1/segments/{segment}/entries", "/v1/topics/t/batches", "/v1/topics/t/messages"])
+@pytest.mark.parametrize(("place", "expected"), [("", 200), ("@1970-01-01T00:00:00Z", 200), ("named", 410)])
+async def test_a_trim_that_overtakes_a_read_is_told_to_readers_that_have_named_a_position(
+    process: BrokerProcess, monkeypatch: pytest.MonkeyPatch, isolation: str, path: str, place: str, expected: int
+) -> None:
+    """Found by the simulation: a reader that had named none, and held a revision, was told that it came too late."""
+    (segment,) = await process.create("t")
+    for value in range(3):
+        await send(process, "t", {"value": value})
+    params = {"isolation": isolation}
+    if place == "named" and path.startswith("/v1/topics"):
+        whole = await process.http.get("/v1/topics/t/messages", params={"isolation": isolation, "max": 1})
+        params["after"] = whole.json()["next"]
+    elif place:
+        params["after"] = "1:-1" if place == "named" else place
+    real, reading, go = LedgerChain.read, asyncio.Event(), asyncio.Event()
+
+    async def overtaken(chain: LedgerChain, *args: Any) -> list[RawFrame]:
+        found = await real(chain, *args)
+        reading.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(LedgerChain, "read", overtaken)
+    asked = asyncio.create_task(process.http.get(path.format(segment=enc(segment)), params=params))
+    await reading.wait()
+    assert (await process.http.post(f"/v1/segments/{enc(segment)}/trim", json={"before": "1:2"})).status_code == 200
+    go.set()
+    answer = await asked
+    assert answer.status_code == expected, answer.text
+    if expected == 200:
+        assert b"2" in answer.content and b'"value":0' not in answer.content.replace(b" ", b"")
+    else:
+        assert_problem(answer, ErrorCode.POSITION_TRIMMED)

@@ -8,6 +8,7 @@ announcement and without events, which is more than a stopped process could do. 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable
 from itertools import pairwise
 from typing import Any
@@ -470,3 +471,72 @@ async def test_a_merge_does_not_wait_until_the_other_owner_looks_around(start: S
     for name in (low, high):
         assert await committed(goal[name].broker.served[name]) == [name]
         assert await refused(publish(goal[name].broker.served[name], "x")) is ErrorCode.SEGMENT_SEALED
+
+
+async def test_a_split_is_done_although_the_store_fails_while_the_children_are_looked_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record says that the segment is sealed, so this broker says so, too, whatever it can see of the children."""
+    broker = await start()
+    (parent,) = await create(broker)
+    placement = broker.broker._placement
+    assert placement is not None
+    take, found = placement._take, list[str]()
+    monkeypatch.setattr(placement, "_take", found.append)
+    monkeypatch.setattr(placement, "sees", lambda _: False)
+    own = paths.segment(parent)
+    children = broker.store.hold_read(lambda keys: own not in keys and keys[0].startswith(paths.SEGMENTS))
+    children.error = StoreUnavailable("the connection broke")
+    asked = asyncio.create_task(broker.http.post(f"/v1/segments/{quote(parent, safe='')}/split", json={}))
+    await children.reached.wait()
+    children.go.set()
+    monkeypatch.setattr(placement, "_take", take)
+    while len(found) < 2 and not asked.done():
+        await asyncio.sleep(0)
+    for child in found:
+        take(child)
+    answer = await asked
+    assert answer.status_code == 200, answer.text
+    assert broker.broker.served[parent].record.children == tuple(answer.json()["children"])
+
+
+async def test_a_segment_is_sealed_whatever_becomes_of_its_children(
+    start: Start, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await start()
+    (parent,) = await create(broker)
+    path = f"/v1/segments/{quote(parent, safe='')}/split"
+
+    async def fail(_: SegmentRecord) -> None:
+        raise StoreUnavailable("the connection broke")
+
+    monkeypatch.setattr(broker.layout, "_install", fail)
+    assert (await broker.http.post(path, json={})).status_code in (503, 504)
+    assert broker.broker.served[parent].record.state == "sealed"
+    assert (await broker.http.post(path, json={})).status_code == 200
+
+
+@pytest.mark.parametrize("fails", range(24))
+async def test_a_split_is_done_whichever_call_of_the_store_fails(
+    start: Start, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """Once the store says that the segment is sealed, so does its broker, and who asks again is answered."""
+    broker = await start()
+    (parent,) = await create(broker)
+    monkeypatch.setattr(broker.broker._placement, "sees", lambda _: False)
+    calls = itertools.count()
+
+    def fail_once() -> None:
+        if next(calls) == fails:
+            raise StoreUnavailable("the connection broke")
+
+    monkeypatch.setattr(broker.store, "_assert_near", fail_once)
+    path = f"/v1/segments/{quote(parent, safe='')}/split"
+    statuses = [(await broker.http.post(path, json={})).status_code]
+    stored = await broker.store.inner.get(paths.segment(parent))
+    assert stored is not None
+    if SegmentRecord.decode(stored.value).state == "sealed":
+        assert broker.broker.served[parent].record.state == "sealed"
+    while statuses[-1] != 200 and len(statuses) < 9:
+        statuses.append((await broker.http.post(path, json={})).status_code)
+    assert statuses[-1] == 200, statuses
