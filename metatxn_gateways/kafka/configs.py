@@ -6,7 +6,7 @@ A setting that comes from the policy of the namespace or the cluster is shown as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -94,46 +94,67 @@ class Configs:
     # -- changing ----------------------------------------------------------------------------------------------
 
     async def alter(self, request: CallRequest, response: CallResponse) -> Any:
-        results = []
-        for each in request.resources:
-            code, why, status = KafkaCode.NONE, None, 200
-            try:
-                await self._altered(request, each)
-            except REFUSALS as error:
-                code, why, status = code_of(error), str(error), status_of(error)
-            if not request.validate_only and each.resource_type == _TOPIC:
-                audit.record(
-                    "policy.change",
-                    {"topic": each.resource_name},
-                    status,
-                    principal=request.caller.name,
-                    address=request.address,
-                    arguments={change.name: change.value for change in each.configs},
-                )
-            results.append(
-                response.make(
-                    "AlterConfigsResourceResponse",
-                    error_code=error_code(code),
-                    error_message=why,
-                    resource_type=each.resource_type,
-                    resource_name=each.resource_name,
-                )
-            )
+        """Change the settings that are named, and no others."""
+        results = [await self._altered(request, response, each, _named) for each in request.resources]
         return response.make("IncrementalAlterConfigsResponse", throttle_time=_NO_TIME, responses=tuple(results))
 
-    async def _altered(self, request: CallRequest, resource: Any) -> None:
+    async def replace(self, request: CallRequest, response: CallResponse) -> Any:
+        """Change the settings that are named, and remove all others of the topic that have a name in Kafka."""
+        results = [await self._altered(request, response, each, _all) for each in request.resources]
+        return response.make("AlterConfigsResponse", throttle_time=_NO_TIME, responses=tuple(results))
+
+    async def _altered(
+        self,
+        request: CallRequest,
+        response: CallResponse,
+        resource: Any,
+        wanted: Callable[[Any], Mapping[str, str | None]],
+    ) -> Any:
+        code, why, status = KafkaCode.NONE, None, 200
+        try:
+            await self._change(request, resource, wanted)
+        except REFUSALS as error:
+            code, why, status = code_of(error), str(error), status_of(error)
+        if not request.validate_only and resource.resource_type == _TOPIC:
+            audit.record(
+                "policy.change",
+                {"topic": resource.resource_name},
+                status,
+                principal=request.caller.name,
+                address=request.address,
+                arguments={change.name: change.value for change in resource.configs},
+            )
+        return response.make(
+            "AlterConfigsResourceResponse",
+            error_code=error_code(code),
+            error_message=why,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+        )
+
+    async def _change(
+        self, request: CallRequest, resource: Any, wanted: Callable[[Any], Mapping[str, str | None]]
+    ) -> None:
         if resource.resource_type != _TOPIC:
             raise InvalidConfig("only the settings of topics can be changed here")
         require_right(request.caller, "admin", resource.resource_name)
         topic = await self._partitions.topic(resource.resource_name)
-        given: dict[str, str | None] = {}
-        for each in resource.configs:
-            if each.config_operation not in (_SET, _DELETE):
-                raise InvalidConfig(f"{each.name} can be set or deleted, but nothing can be appended or subtracted")
-            given[each.name] = each.value if each.config_operation == _SET else None
-        changes = policy_of(given.items())
+        changes = policy_of(wanted(resource.configs).items())
         if not request.validate_only:
             await self._broker.policies.change_topic(topic.name, changes)
+
+
+def _named(configs: Iterable[Any]) -> Mapping[str, str | None]:
+    given: dict[str, str | None] = {}
+    for each in configs:
+        if each.config_operation not in (_SET, _DELETE):
+            raise InvalidConfig(f"{each.name} can be set or deleted, but nothing can be appended or subtracted")
+        given[each.name] = each.value if each.config_operation == _SET else None
+    return given
+
+
+def _all(configs: Iterable[Any]) -> Mapping[str, str | None]:
+    return dict.fromkeys(SETTINGS) | {each.name: each.value for each in configs}
 
 
 def _described_config(response: CallResponse, config: ShownConfig) -> Any:

@@ -33,6 +33,7 @@ class KafkaRequest(IntEnum):
     END_TXN = 26
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
@@ -76,6 +77,7 @@ OFFERED: dict[int, range] = {
     _R.END_TXN: range(4),
     _R.TXN_OFFSET_COMMIT: range(5),
     _R.DESCRIBE_CONFIGS: range(1, 5),
+    _R.ALTER_CONFIGS: range(3),
     _R.SASL_AUTHENTICATE: range(3),
     _R.CREATE_PARTITIONS: range(4),
     _R.DELETE_GROUPS: range(3),

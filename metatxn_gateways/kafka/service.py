@@ -172,6 +172,7 @@ class KafkaListener:
             KafkaRequest.END_TXN: calls.end_txn,
             KafkaRequest.TXN_OFFSET_COMMIT: groups.txn_offset_commit,
             KafkaRequest.DESCRIBE_CONFIGS: configs.describe,
+            KafkaRequest.ALTER_CONFIGS: configs.replace,
             KafkaRequest.CREATE_PARTITIONS: topics.create_partitions,
             KafkaRequest.DELETE_GROUPS: group_admin.delete_groups,
             KafkaRequest.INCREMENTAL_ALTER_CONFIGS: configs.alter,

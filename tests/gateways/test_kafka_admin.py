@@ -243,6 +243,45 @@ async def test_settings_are_described_and_changed(gateway: Gateway, caplog: pyte
     assert changes[0]["arguments"] == {"retention.ms": "60000"} and changes[0]["outcome"] == "allowed"
 
 
+async def test_settings_are_replaced_as_a_whole_by_older_clients(gateway: Gateway) -> None:
+    """What has no name in Kafka stays."""
+    await gateway.create("t")
+    policies = gateway.broker.policies
+
+    async def replaced(version: int, *, validate_only: bool = False, **values: str | None) -> tuple[int, Any]:
+        configs = tuple(
+            made(33, version, "AlterableConfig", name=name.replace("_", "."), value=value)
+            for name, value in values.items()
+        )
+        fields = {"resource_type": 2, "resource_name": "t", "configs": configs}
+        resource = made(33, version, "AlterConfigsResource", **fields)
+        wanted = made(33, version, "AlterConfigsRequest", resources=(resource,), validate_only=validate_only)
+        (found,) = (await asked(gateway, 33, version, wanted)).responses
+        return int(found.error_code), found.error_message
+
+    async def own() -> dict[str, Any]:
+        return (await policies.of_topic("public/default/t")).policy.model_dump(exclude_none=True)
+
+    for version in OFFERED[33]:
+        await policies.change_topic("public/default/t", {"retention_bytes": 7, "backlog_ms": 9_000})
+        assert await replaced(version, retention_ms="60000", validate_only=True) == (0, None)
+        assert await own() == {
+            "retention_bytes": 7,
+            "backlog_ms": 9_000,
+        }
+        assert await replaced(version, retention_ms="60000", cleanup_policy="compact", retention_bytes=None) == (
+            0,
+            None,
+        )
+        changed = {"retention_ms": 60_000, "cleanup": "compact", "backlog_ms": 9_000}
+        assert await own() == changed
+        code, why = await replaced(version, retention_ms="soon")
+        assert (code, why) == (KafkaCode.INVALID_CONFIG, "retention.ms: 'soon' is not a number")
+        assert await own() == changed
+        assert await replaced(version) == (0, None)
+        assert await own() == {"backlog_ms": 9_000}
+
+
 # -- groups --------------------------------------------------------------------------------------------------------
 
 
@@ -432,6 +471,11 @@ async def test_librdkafka_administers(gateway: Gateway) -> None:
         changed = ConfigResource(ResourceType.TOPIC, "t", incremental_configs=[entry])
         admin.incremental_alter_configs([changed])[changed].result(PATIENCE_S)
         assert admin.describe_configs([resource])[resource].result(PATIENCE_S)["retention.ms"].value == "70000"
+        whole = ConfigResource(ResourceType.TOPIC, "t", set_config={"retention.ms": "80000"})
+        with pytest.warns(DeprecationWarning, match="incremental_alter_configs"):
+            admin.alter_configs([whole])[whole].result(PATIENCE_S)
+        replaced = admin.describe_configs([resource])[resource].result(PATIENCE_S)
+        assert (replaced["retention.ms"].value, replaced["cleanup.policy"].value) == ("80000", "delete")
         consumer = gateway.consumer("g")
         consumer.commit(offsets=[TopicPartition("t", 0, 2)], asynchronous=False)
         consumer.close()
