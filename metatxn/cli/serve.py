@@ -7,13 +7,14 @@ import re
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from metatxn.cli import services
 from metatxn.cli.console import late_console
 from metatxn.cli.exposure import ExposureOptions, takes_exposure
+from metatxn.cli.gateways import GatewayOptions, takes_gateways
 from metatxn.cli.logs import AuditOption, LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
 from metatxn.cli.output import Output, print_fields, print_line
@@ -120,55 +121,6 @@ DrainTimeoutOption = Annotated[
         help="How long a stop lets other brokers of the storage take the segments, one by one. [default: 20000]",
     ),
 ]
-KafkaPortOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=65535,
-        help="Also serve topics with the format kafka to Kafka's clients, on this port (9092 is usual); 0 takes a free "
-        "one. Needs metatxn[gateways].",
-    ),
-]
-KafkaAdvertiseOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="The address at which Kafka's clients reach this broker. [default: the host of --advertise-url, with "
-        "--kafka-port]",
-    ),
-]
-KafkaConnectionsOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="The most connections of Kafka's clients; further ones are closed at once. [default: 1000]",
-    ),
-]
-KafkaPartitionsOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=1_000,
-        help="The most partitions that Kafka's clients may give a topic. [default: 100]",
-    ),
-]
-PulsarPortOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=65535,
-        help="Also serve topics to Pulsar's V5 clients, on this port (6650 is usual); 0 takes a free one. They write "
-        "to topics with the format pulsar. Needs metatxn[gateways].",
-    ),
-]
-PulsarAdvertiseOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="The address at which Pulsar's clients reach this broker. [default: the host of --advertise-url, with "
-        "--pulsar-port]",
-    ),
-]
 NoConsoleOption = Annotated[bool, typer.Option("--no-console", help="Serve no pages for people at /console.")]
 ReadOnlyConsoleOption = Annotated[
     bool, typer.Option("--read-only-console", help="The pages at /console show everything and change nothing.")
@@ -222,9 +174,11 @@ def sweep_settings(
 
 
 @takes_exposure
+@takes_gateways
 def dev(
     context: typer.Context,
     exposure: ExposureOptions,
+    gateways: GatewayOptions,
     data_dir: Annotated[Path, typer.Option(help="The directory in which everything is kept.")] = Path("metatxn-data"),
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The port of the coordinator; 0 takes a free one.")
@@ -248,12 +202,6 @@ def dev(
     max_clock_skew_ms: SkewOption = None,
     max_ledger_bytes: MaxLedgerOption = None,
     disk_watermark: WatermarkOption = None,
-    kafka_port: KafkaPortOption = None,
-    kafka_advertise: KafkaAdvertiseOption = None,
-    kafka_max_connections: KafkaConnectionsOption = None,
-    kafka_max_partitions: KafkaPartitionsOption = None,
-    pulsar_port: PulsarPortOption = None,
-    pulsar_advertise: PulsarAdvertiseOption = None,
     no_console: NoConsoleOption = False,
     read_only_console: ReadOnlyConsoleOption = False,
     log_level: LogOption = "warning",
@@ -279,15 +227,14 @@ def dev(
         own = (f"sqlite:///{data_dir.resolve() / 'metadata.db'}", data_dir)
         opened = await (services.connect_store(*own) if store is None else services.connect_store(store))
         stack.push_async_callback(opened.close)
+        where = {"host": host, "exposure": exposed}
         console = late_console(no_console, read_only_console)
-        coordinator = made("coordinator", opened, settings, host=host, port=port, exposure=exposed, console=console)
-        ledgers = data_dir / "broker"
-        broker = made("broker", opened, settings, data_dir=ledgers, host=host, port=broker_port, exposure=exposed)
+        coordinator = made("coordinator", opened, settings, port=port, console=console, **where)
+        broker = made("broker", opened, settings, data_dir=data_dir / "broker", port=broker_port, **where)
         await started(stack, coordinator, "coordinator", "--port", port)
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
         urls = {"coordinator": coordinator.url, "broker": broker.url} | console_of(coordinator)
-        kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
-        urls |= await listeners_started(stack, opened, broker, host, kafka, (pulsar_port, pulsar_advertise), exposed)
+        urls |= await gateways_started(stack, opened, broker, host, gateways, exposed)
         announce(urls | {"data": str(data_dir.resolve()), "access": exposed.describe(host)}, output_of(context, output))
 
     services.run_loop(services.until_stopped(run))
@@ -339,9 +286,11 @@ def coordinator(
 
 
 @takes_exposure
+@takes_gateways
 def broker(
     context: typer.Context,
     exposure: ExposureOptions,
+    gateways: GatewayOptions,
     store: BrokerStoreOption = None,
     data_dir: DataDirOption = None,
     storage: StorageOption = None,
@@ -354,12 +303,6 @@ def broker(
     peer_token: PeerTokenOption = None,
     transaction_buffer: BufferOption = None,
     pending_ack_store: PendingAckOption = None,
-    kafka_port: KafkaPortOption = None,
-    kafka_advertise: KafkaAdvertiseOption = None,
-    kafka_max_connections: KafkaConnectionsOption = None,
-    kafka_max_partitions: KafkaPartitionsOption = None,
-    pulsar_port: PulsarPortOption = None,
-    pulsar_advertise: PulsarAdvertiseOption = None,
     log_level: LogOption = "warning",
     audit_log: AuditOption = None,
     trace_to: TraceOption = None,
@@ -400,9 +343,7 @@ def broker(
         except ValueError as error:
             raise CliError(f"{error}. Install the package, or name another one.") from error
         await started(stack, service, "broker", "--port", port, data_dir)
-        kafka = KafkaOptions(kafka_port, kafka_advertise, kafka_max_connections, kafka_max_partitions)
-        pulsar = (pulsar_port, pulsar_advertise)
-        listeners = await listeners_started(stack, opened, service, host, kafka, pulsar, exposed)
+        listeners = await gateways_started(stack, opened, service, host, gateways, exposed)
         urls = {"broker": service.url, **listeners, "data": storage or str(data_dir and data_dir.resolve())}
         announce(urls | {"access": exposed.describe(host)}, output_of(context, output))
         return cast(services.DrainedProcess, service).before_stop
@@ -410,77 +351,25 @@ def broker(
     services.run_loop(services.until_stopped(run))
 
 
-class KafkaOptions(NamedTuple):
-    """The options `--kafka-…`. `advertise` is the address that clients are told."""
-
-    port: int | None
-    advertise: str | None = None
-    max_connections: int | None = None
-    max_partitions: int | None = None
-
-
-async def listeners_started(
+async def gateways_started(
     stack: AsyncExitStack,
     store: services.Store,
     broker: services.ServerProcess,
     host: str,
-    kafka: KafkaOptions,
-    pulsar: tuple[int | None, str | None],
+    options: GatewayOptions,
     exposure: Any,
 ) -> dict[str, str]:
-    """Where clients of other systems connect to this broker. `pulsar` is the port, and the address that clients are
-    told."""
-    found = await kafka_started(stack, store, broker, host, kafka, exposure)
-    return found | await pulsar_started(stack, store, broker, host, pulsar, exposure)
-
-
-async def kafka_started(
-    stack: AsyncExitStack,
-    store: services.Store,
-    broker: services.ServerProcess,
-    host: str,
-    options: KafkaOptions,
-    exposure: Any,
-) -> dict[str, str]:
-    """Where Kafka's clients connect to this broker, if there is a port for them."""
-    port, others = options.port, options._asdict()
-    del others["port"]
-    if port is None:
-        for name, value in others.items():
-            if value is not None:
-                raise CliError(f"--kafka-{name.replace('_', '-')} needs --kafka-port.")
-        return {}
-    try:
-        listener = made("kafka", store, others, service=broker, host=host, port=port, exposure=exposure)
-    except ValueError as error:
-        raise CliError(str(error)) from error
-    await started(stack, listener, "Kafka listener", "--kafka-port", port)
-    return {"kafka": listener.url}
-
-
-async def pulsar_started(
-    stack: AsyncExitStack,
-    store: services.Store,
-    broker: services.ServerProcess,
-    host: str,
-    where: tuple[int | None, str | None],
-    exposure: Any,
-) -> dict[str, str]:
-    """Where Pulsar's clients connect to this broker, if there is a port for them. `where` is that port, and the
-    address that they are told."""
-    port, advertise = where
-    if port is None:
-        if advertise is not None:
-            raise CliError("--pulsar-advertise needs --pulsar-port.")
-        return {}
-    try:
-        listener = made(
-            "pulsar", store, {}, service=broker, host=host, port=port, advertise=advertise, exposure=exposure
-        )
-    except ValueError as error:
-        raise CliError(str(error)) from error
-    await started(stack, listener, "Pulsar listener", "--pulsar-port", port)
-    return {"pulsar": listener.url}
+    """Where clients of other systems connect to this broker, by the name of the system, as far as there are ports for
+    them."""
+    found = {}
+    for name, port, others in options.wanted():
+        try:
+            listener = made(name, store, others, service=broker, host=host, port=port, exposure=exposure)
+        except ValueError as error:
+            raise CliError(str(error)) from error
+        await started(stack, listener, f"{name.capitalize()} listener", f"--{name}-port", port)
+        found[name] = listener.url
+    return found
 
 
 def console_of(coordinator: services.ServerProcess) -> dict[str, str]:

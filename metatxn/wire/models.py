@@ -27,12 +27,13 @@ class Process(BaseModel):
 
 
 class BrokerProcess(Process):
-    """A broker as it has announced itself. `storage` is the one that it has open, and `kafka` the address at which
-    Kafka's clients reach it, if they do."""
+    """A broker as it has announced itself. `storage` is the one that it has open, `kafka` the address at which Kafka's
+    clients reach it, and `pulsar` the URL at which Pulsar's do, if they do."""
 
     storage: str | None = None
     draining: bool = False
     kafka: str | None = None
+    pulsar: str | None = None
 
 
 class Cluster(BaseModel):

@@ -15,7 +15,7 @@ from metastore.versions import Feature
 from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn.service.versions import require
 from metatxn_gateways.kafka.cluster import node_at
-from metatxn_gateways.listener import FrameConnection, FrameServer, Handler
+from metatxn_gateways.listener import MAX_CONNECTIONS, FrameConnection, FrameServer, Handler
 from metatxn_gateways.pulsar.brokers import PulsarBrokers
 from metatxn_gateways.pulsar.connection import PulsarConnection
 from metatxn_gateways.pulsar.layouts import SegmentGraphs
@@ -35,7 +35,8 @@ class PulsarListener:
     It asks for the same tokens as the broker's own interface (`authentication`), over TLS where that uses TLS. Raises
     `InvalidExposure` for an address that other machines reach without a token, unless everyone may do everything.
     `advertise` is the address, as `host:port`, at which clients reach it if it is another one than that of the broker
-    with this port; raises `InvalidExposure` for any other text.
+    with this port; raises `InvalidExposure` for any other text. Connections beyond `max_connections` are closed at
+    once.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class PulsarListener:
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
         advertise: str | None = None,
+        max_connections: int = MAX_CONNECTIONS,
         exposure: Exposure | None = None,
     ) -> None:
         exposure = exposure or Exposure()
@@ -64,7 +66,9 @@ class PulsarListener:
         self._authenticator = exposure.authenticator
         self._scheme = "pulsar" if exposure.tls is None else "pulsar+ssl"
         self._metrics = PulsarMetrics(lambda: self._server.connections)
-        self._server = FrameServer(self._connect, host, port, exposure.tls, self._metrics.connection_closed)
+        self._server = FrameServer(
+            self._connect, host, port, exposure.tls, self._metrics.connection_closed, max_connections=max_connections
+        )
         self._layouts = SegmentGraphs(store)
         self._running = AsyncExitStack()
 

@@ -18,12 +18,15 @@ from metastore.check import StoreCheck
 from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.txn.records.processes import BrokerRecord
+from metatxn.cli.gateways import GatewayOptions
 from metatxn.cli.options import CliError
-from metatxn.cli.serve import KafkaOptions, kafka_started
+from metatxn.cli.serve import gateways_started
 from metatxn.service.exposure import Exposure
 from metatxn_gateways.kafka.requests import OFFERED, KafkaRequest
 from tests.gateways.asking import Asking
 from tests.gateways.conftest import PATIENCE_S, Gateway, Serving
+
+NAMES = ("port", "advertise", "max_connections", "max_partitions")
 
 
 async def announced(gateway: Gateway) -> list[str | None]:
@@ -39,8 +42,8 @@ def started(gateway: Gateway) -> Any:
 
     async def started(stack: AsyncExitStack, *options: Any) -> dict[str, str]:
         service: Any = Serving(gateway.broker)
-        given = KafkaOptions(*options)
-        return await kafka_started(stack, gateway.world.store, service, "127.0.0.1", given, Exposure())
+        given = GatewayOptions(**{f"kafka_{name}": each for name, each in zip(NAMES, options, strict=False)})
+        return await gateways_started(stack, gateway.world.store, service, "127.0.0.1", given, Exposure())
 
     return started
 

@@ -42,10 +42,11 @@ async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_pa
                 (segment,) = (await http.get("/v1/topics/t")).json()["segments"]
                 assert segment["owner"] == service.url
             assert service.broker is not None
-            for kafka in (None, "broker.example:9092"):
+            for kafka, pulsar in ((None, None), ("broker.example:9092", "pulsar://broker.example:6650")):
                 await service.broker.announcement.name_kafka(kafka)
+                await service.broker.announcement.name_pulsar(pulsar)
                 (broker,) = (await http.get("/v1/cluster")).json()["brokers"]
-                assert (broker["url"], broker.get("kafka")) == (service.url, kafka)
+                assert (broker["url"], broker.get("kafka"), broker.get("pulsar")) == (service.url, kafka, pulsar)
         await service.stop()
         assert (await world.store.scan(paths.BROKERS)).records == []
 
