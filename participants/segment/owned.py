@@ -178,7 +178,10 @@ class OwnedSegment:
             self.decide(transaction, Decision(header))
 
     def decide(self, transaction: TrackedTransaction, decision: Decision) -> None:
-        if transaction.decision is None:
+        """Close the transaction, and release it once its appends have ended. One that was forgotten since, because
+        nothing of it had been stored, is left alone: by now another object may know what it has written (DESIGN
+        §5.5)."""
+        if transaction.decision is None and self.buffer.get(transaction.txn_id) is transaction:
             self.buffer.close(transaction, decision)
             self.release_if_drained(transaction)
 

@@ -414,7 +414,7 @@ class Publisher:
     def _refused_by(self, transaction: TrackedTransaction, found: Record | None) -> errors.MetatxnError:
         """The error for a header that is final, or gone."""
         header = Header.decode(found.value) if found else None
-        if header is not None and self._segment.buffer.get(transaction.txn_id) is transaction:
+        if header is not None:
             self._segment.decide(transaction, Decision(header))
         return refusal(transaction.txn_id, header)
 

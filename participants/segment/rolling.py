@@ -133,7 +133,7 @@ async def _listed(segment: Segment, store: MetadataStore, ledger: LedgerRecord) 
         nonlocal listed
         stored = await stored_segment(segment, store)
         record, version = SegmentRecord.decode(stored.value), stored.version
-        if record.ledgers[-1].id != ledger.id:  # otherwise an earlier attempt has landed
+        if all(each.id != ledger.id for each in record.ledgers):  # otherwise an earlier attempt has landed
             record = record.model_copy(update={"ledgers": (*record.ledgers, ledger), "planned": None})
             batch = store.batch().check(segment.ownership.check).replace(stored, record.encode())
             version = (await store.apply(batch)).revision

@@ -90,7 +90,10 @@ async def _seal(
             if stored is None:
                 raise segment.not_serving()
             record, version = SegmentRecord.decode(stored.value), stored.version
-            final = record.ledgers[-1].model_copy(update={"id": last.id, **final_facts(last, open_ledger)})
+            if not record.ledgers or record.ledgers[-1].id != last.id:  # a new owner lists none before it lists its own
+                segment.lose("another generation has taken it")
+                raise segment.not_serving()
+            final = record.ledgers[-1].model_copy(update=final_facts(last, open_ledger))
             if record.state == "active":
                 batch = store.batch().check(check)
                 ledgers = (*record.ledgers[:-1], final)

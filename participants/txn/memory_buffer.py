@@ -94,6 +94,7 @@ class MemoryTransactionBuffer(TransactionBuffer):
 
     def forget(self, transaction: TrackedTransaction) -> None:
         assert transaction.released
+        assert self._tracked.get(transaction.txn_id) is transaction, "it would leave the pin of another object"
         self._forget(transaction)
 
     # -- reading -----------------------------------------------------------------------------------------------

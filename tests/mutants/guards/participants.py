@@ -24,6 +24,36 @@ _TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
 PARTICIPANTS = (
     Mutant(
+        "decided-as-it-was-before",
+        "5.5: a decision is given to what is known of the transaction now",
+        _OWNED,
+        "transaction.decision is None and self.buffer.get(transaction.txn_id) is transaction:",
+        "transaction.decision is None:",
+        tests=(
+            "tests/participants/segment/test_snapshots.py"
+            "::test_a_transaction_that_was_forgotten_and_came_again_is_decided_with_what_it_has_written",
+        ),
+    ),
+    Mutant(
+        "sealed-though-nothing-is-listed",
+        "5.14: an owner whose ledger is not the last one has been deposed",
+        "participants/segment/sealing.py",
+        "if not record.ledgers or record.ledgers[-1].id != last.id:",
+        "if record.ledgers[-1].id != last.id:",
+        tests=(
+            "tests/participants/broker/test_layout.py"
+            "::test_a_deposed_owner_seals_nothing_although_its_successor_has_no_ledger_yet",
+        ),
+    ),
+    Mutant(
+        "rolled-though-nothing-is-listed",
+        "5.13: a deposed owner lists no ledger, and steps down",
+        _ROLLING,
+        "if all(each.id != ledger.id for each in record.ledgers):",
+        "if record.ledgers[-1].id != ledger.id:",
+        tests=(f"{_TEST_ROLLING}::test_a_deposed_owner_rolls_nothing_although_its_successor_has_no_ledger_yet",),
+    ),
+    Mutant(
         "sealed-only-with-its-children",
         "5.14: what the store says of a seal, its owner says, whatever becomes of the children",
         "participants/segment/sealing.py",

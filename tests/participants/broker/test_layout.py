@@ -15,6 +15,7 @@ import pytest
 
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.segments import SegmentRecord
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Entry, PayloadKind
@@ -367,6 +368,26 @@ async def test_a_deposed_owner_seals_nothing(process: BrokerProcess, world: Worl
     held.go.set()
     assert (await split).status_code == 503 and parent.lost
     assert (await record_of(world, name)).state == "active"
+
+
+async def test_a_deposed_owner_seals_nothing_although_its_successor_has_no_ledger_yet(
+    process: BrokerProcess, world: World
+) -> None:
+    """Found by the simulation: between sealing the ledgers of the former owner, all of them empty, and listing its own,
+    the record of a new owner lists none."""
+    (name,) = await process.create("t")
+    parent = await process.broker.segment(name)
+    held = world.store.fault(Fault(SEAL, hold_before=True, before=StoreUnavailable("gone")))
+    split = asyncio.create_task(process.http.post(f"/v1/segments/{quoted(name)}/split", json={}))
+    await held.reached.wait()
+    owner, stored = await world.store.get(paths.segment_owner(name)), await world.store.get(paths.segment(name))
+    assert owner is not None and stored is not None
+    taken = SegmentRecord.decode(stored.value).model_copy(update={"ledgers": ()})
+    await world.store.apply(world.store.batch().replace(owner, owner.value).replace(stored, taken.encode()))
+    held.go.set()
+    answer = await split
+    assert answer.status_code == 503 and parent.lost, answer.text
+    assert await record_of(world, name) == taken
 
 
 async def test_two_splits_at_once_are_one(process: BrokerProcess, world: World) -> None:

@@ -443,6 +443,23 @@ async def test_a_deposed_owner_rolls_nothing(world: World) -> None:
     assert await record_of(world) == before
 
 
+async def test_a_deposed_owner_rolls_nothing_although_its_successor_has_no_ledger_yet(world: World) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    held = world.store.fault(Fault(puts_open_ledger(2), hold_before=True, before=StoreUnavailable("gone")))
+    for number in range(PER_LEDGER):
+        await publish(segment, str(number))
+    await held.reached.wait()
+    owner, stored = await world.store.get(segment.ownership.check.key), await world.store.get(paths.segment(SEGMENT))
+    assert owner is not None and stored is not None
+    taken = SegmentRecord.decode(stored.value).model_copy(update={"ledgers": ()})
+    await world.store.apply(world.store.batch().replace(owner, owner.value).replace(stored, taken.encode()))
+    held.go.set()
+    await rolled(segment)
+    assert segment.lost
+    assert await record_of(world) == taken
+
+
 async def test_an_open_transaction_is_released_in_the_ledger_it_wrote_to_last(world: World) -> None:
     segment = await world.segment()
     txn = await world.begin()

@@ -9,6 +9,7 @@ import asyncio
 
 import pytest
 
+from metastore.errors import StoreUnavailable
 from metastore.txn import paths
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
@@ -74,6 +75,38 @@ async def test_the_owner_catches_up_with_decisions_no_watch_has_told(world: Worl
     assert await committed(segment) == []
     assert await snapshot(segment, revision) == ["good"]
     assert await committed(segment) == ["good"], "what was decided is closed and drained, not only filtered"
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_transaction_that_was_forgotten_and_came_again_is_decided_with_what_it_has_written(
+    world: World, commits: bool
+) -> None:
+    """Found by the simulation: the snapshot had seen it before its first intent was refused by the store."""
+    node = await world.first_node()
+    segment = await node.open()
+    txn = await world.begin()
+    intent = world.store.fault(Fault(INTENT, hold_before=True, before=StoreUnavailable("refused")))
+    first = sending(segment, "x", txn)
+    await intent.reached.wait()
+    held = world.store.hold_read(lambda keys: paths.header(txn) in keys, unread=True)
+    reading = asyncio.create_task(snapshot(segment))
+    await held.reached.wait()
+    intent.go.set()
+    with pytest.raises(StoreUnavailable):
+        await first
+    await publish(segment, "x", txn)
+    world.store.events_flow.clear()
+    await (world.commit(txn) if commits else world.abort(txn))
+    held.go.set()
+    assert await reading == [], "it was decided after the revision of the read"
+    world.store.events_flow.set()
+    await materialized(segment, txn)
+    await publish(segment, "y")
+    assert segment.buffer.pinned_by is None
+    wanted = ["x", "y"] if commits else ["y"]
+    assert await committed(segment) == wanted
+    await world.collect(txn)
+    assert await committed(await world.reopened()) == wanted
 
 
 async def test_it_drains_what_was_decided_before_it_takes_the_end(world: World) -> None:
