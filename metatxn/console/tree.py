@@ -11,6 +11,7 @@ from metatxn.wire.names import number_of_segment
 
 WIDTH, HEIGHT = 800, 240
 MOST_BOXES = 200
+MOST_TIMES = 8
 GAP = 2
 LABEL_HEIGHT, LABEL_WIDTH = 13, 70
 """A box with less space has no words in it."""
@@ -47,6 +48,16 @@ class Tree:
             self._begins.append(1 + max(before, default=-1))
         self._columns = max(self._begins, default=0) + 1
         self._as_partitions = any(each.range[0] > HASH_RANGE_END for each in self._shown)
+
+    @property
+    def times(self) -> list[int | None]:
+        """When the first segment of each column was created, in milliseconds since 1970; nothing if that is not known
+        of any, or if there are too many columns."""
+        begun: list[list[int]] = [[] for _ in range(self._columns)]
+        for begin, segment in zip(self._begins, self._shown, strict=True):
+            if segment.created_ms is not None:
+                begun[begin].append(segment.created_ms)
+        return [min(each, default=None) for each in begun] if any(begun) and len(begun) <= MOST_TIMES else []
 
     def boxes(self) -> list[Box]:
         return [self._box(index) for index in range(len(self._shown))]

@@ -171,7 +171,7 @@ class CreateTopicRequest(RequestBody):
 
 class SegmentInfo(BaseModel):
     """A segment of its topic. `range` is its part of the hash range, both ends included; `owner` is the URL of the
-    owning broker."""
+    owning broker. `created_ms` and `sealed_ms` are missing if a release before this one did that."""
 
     segment: str
     range: tuple[int, int]
@@ -179,6 +179,8 @@ class SegmentInfo(BaseModel):
     parents: list[str]
     children: list[str]
     owner: str | None = None
+    created_ms: int | None = None
+    sealed_ms: int | None = None
 
 
 class ExclusiveProducerInfo(BaseModel):

@@ -148,7 +148,9 @@ class TopicCalls:
             await assert_takes_topics(self._broker, name)
             with suppress(CheckFailed):
                 storage = self._broker.storage.storage_id
-                await self._broker.topics.add_partitions(stored, min(missing, MAX_SEGMENTS), storage)
+                await self._broker.topics.add_partitions(
+                    stored, min(missing, MAX_SEGMENTS), storage, self._broker.clock()
+                )
                 added = True
             self._broker.forget_topic(name)
 

@@ -88,7 +88,14 @@ class Topics:
                 batch.replace(tombstone, topic.encode())
             else:
                 batch.create(paths.topic(name), topic.encode())
-            self._create_segments(batch, name, ids, ranges, storage, 0 if format == "kafka" else None)
+            like = SegmentRecord(
+                topic=name,
+                range=ranges[0],
+                storage=storage,
+                next_offset=0 if format == "kafka" else None,
+                created_ms=created_ms,
+            )
+            _create_segments(batch, ids, ranges, like)
             try:
                 await self._store.apply(batch)
             except CheckFailed:  # it was created or forgotten meanwhile, or another one was forgotten
@@ -96,7 +103,7 @@ class Topics:
             return topic
         raise patience.over(f"topic {name}")
 
-    async def add_partitions(self, stored: StoredTopic, count: int, storage: str) -> TopicRecord:
+    async def add_partitions(self, stored: StoredTopic, count: int, storage: str, now_ms: int) -> TopicRecord:
         """Give a topic with the format `kafka` this many more partitions, as segments that belong to `storage`, in one
         apply (DESIGN §5.20). Returns the topic with them. Raises `CheckFailed` if it was changed since it was read."""
         topic = stored.topic
@@ -107,22 +114,10 @@ class Topics:
         grown = topic.model_copy(update={"segments": (*topic.segments, *added), "next_segment": first + count})
         batch = self._store.batch()
         batch.replace(stored.record, grown.encode())
-        self._create_segments(batch, topic.name, added, ranges, storage, 0)
+        like = SegmentRecord(topic=topic.name, range=ranges[0], storage=storage, next_offset=0, created_ms=now_ms)
+        _create_segments(batch, added, ranges, like)
         await self._store.apply(batch)
         return grown
-
-    @staticmethod
-    def _create_segments(
-        batch: Batch,
-        topic: str,
-        ids: Sequence[str],
-        ranges: Sequence[HashRange],
-        storage: str,
-        next_offset: int | None,
-    ) -> None:
-        for created, hash_range in zip(ids, ranges, strict=True):
-            record = SegmentRecord(topic=topic, range=hash_range, storage=storage, next_offset=next_offset)
-            batch.create(paths.segment(created), record.encode())
 
     async def get(self, name: str) -> StoredTopic:
         """The topic. Raises NOT_FOUND."""
@@ -218,6 +213,8 @@ def _described(topic: TopicRecord, records: Mapping[str, Record | None], listene
                 parents=list(record.parents),
                 children=list(record.children),
                 owner=_address(listener, OwnerRecord.decode(owner.value)) if owner else None,
+                created_ms=record.created_ms,
+                sealed_ms=record.sealed_ms,
             )
         )
     schema = schemas.to_wire(topic.arrow_schema) if topic.arrow_schema else None
@@ -273,3 +270,9 @@ def _next_segment(name: str, stored: Record) -> int:
 
 def _exists(name: str) -> errors.MetatxnError:
     return errors.AlreadyExists(f"topic {name} exists", topic=name)
+
+
+def _create_segments(batch: Batch, ids: Sequence[str], ranges: Sequence[HashRange], like: SegmentRecord) -> None:
+    """Create a segment for each of these ranges, apart from that like `like`."""
+    for created, hash_range in zip(ids, ranges, strict=True):
+        batch.create(paths.segment(created), like.model_copy(update={"range": hash_range}).encode())

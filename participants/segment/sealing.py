@@ -97,9 +97,8 @@ async def _seal(
             if record.state == "active":
                 batch = store.batch().check(check)
                 ledgers = (*record.ledgers[:-1], final)
-                record = await succession(
-                    batch, record.model_copy(update={"state": "sealed", "ledgers": ledgers, "dedup": snapshot})
-                )
+                sealed = {"state": "sealed", "ledgers": ledgers, "dedup": snapshot, "sealed_ms": segment.clock()}
+                record = await succession(batch, record.model_copy(update=sealed))
                 version = (await store.apply(batch.replace(stored, record.encode()))).revision
             elif record.state == "deleted" or record.ledgers[-1] != final:
                 segment.lose("another generation has ended it")  # and it was not an earlier attempt of this one

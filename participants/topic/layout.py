@@ -128,8 +128,11 @@ class LayoutUpkeep:
             new_segment_id(topic.topic.name, low, high, first + number) for number, (low, high) in enumerate(ranges)
         )
         storage = next(iter(parents.values())).storage
+        now_ms = self._broker.clock()
         for child, hash_range in zip(created, ranges, strict=True):
-            record = SegmentRecord(topic=topic.topic.name, range=hash_range, storage=storage, parents=tuple(parents))
+            record = SegmentRecord(
+                topic=topic.topic.name, range=hash_range, storage=storage, parents=tuple(parents), created_ms=now_ms
+            )
             batch.create(paths.segment(child), record.encode())
         grown = topic.topic.model_copy(
             update={"segments": (*topic.topic.segments, *created), "next_segment": first + len(created)}
@@ -264,7 +267,11 @@ class LayoutUpkeep:
         topic = await self._broker.topics.get(one.record.topic)
         hashes = (low.record.range[0], high.record.range[1])
         child = SegmentRecord(
-            topic=topic.topic.name, range=hashes, storage=low.record.storage, parents=(low.id, high.id)
+            topic=topic.topic.name,
+            range=hashes,
+            storage=low.record.storage,
+            parents=(low.id, high.id),
+            created_ms=self._broker.clock(),
         )
         batch = self._store.batch().create(paths.segment(claim.child), child.encode())
         for parent in (low, high):

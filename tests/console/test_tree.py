@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from metatxn.console.tree import GAP, HEIGHT, MOST_BOXES, WIDTH, Box, Tree
+from metatxn.console.tree import GAP, HEIGHT, MOST_BOXES, MOST_TIMES, WIDTH, Box, Tree
 from metatxn.wire.broker import SegmentInfo
 from tests.extent import usually
 
@@ -64,6 +64,24 @@ def test_a_split_and_a_merge_are_what_they_look_like() -> None:
     ]
     assert (boxes["0"].y, boxes["1"].y, boxes["4"].y) == (0, HEIGHT / 2, HEIGHT / 4)
     assert boxes["0"].kind == "sealed" and boxes["2"].kind == "active" and boxes["2"].segment is lower
+
+
+def test_each_column_says_when_it_begins() -> None:
+    layout = Layout(2)
+    layout.split(layout.active[0])
+    for at_ms, segment in zip((5, 3, 8, 7), layout.all, strict=True):
+        segment.created_ms = at_ms
+    assert Tree(layout.all, {}).times == [3, 7]
+    layout.merge(*layout.active[:2])
+    assert Tree(layout.all, {}).times == [3, 7, None], "a release before this one has merged them"
+    for segment in layout.all:
+        segment.created_ms = None
+    assert Tree(layout.all, {}).times == []
+    layout.all[0].created_ms = 1
+    while len(Tree(layout.all, {}).times) < MOST_TIMES:
+        layout.split(layout.active[0])
+    layout.split(layout.active[0])
+    assert Tree(layout.all, {}).times == [], "there is no room for so many"
 
 
 @pytest.mark.parametrize("seed", usually(range(20), range(20, 300)))

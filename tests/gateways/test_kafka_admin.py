@@ -143,7 +143,7 @@ async def test_two_that_add_partitions_at_once_do_not_add_twice(gateway: Gateway
     before = await gateway.broker.topics.get("public/default/t")
     await gateway.broker.policies.change_topic("public/default/t", {"retention_ms": 60_000})
     with pytest.raises(CheckFailed):
-        await gateway.broker.topics.add_partitions(before, 1, gateway.broker.storage.storage_id)
+        await gateway.broker.topics.add_partitions(before, 1, gateway.broker.storage.storage_id, 0)
 
 
 async def test_an_epoch_reaches_to_the_end(gateway: Gateway, ask: Asking) -> None:

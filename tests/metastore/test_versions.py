@@ -440,6 +440,7 @@ WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
     "OwnerRecord": "listeners",
     "Prepared": "renewed_ms renewals",  # only shown
     "ProcessRecord": "service url release speaks",  # for whoever raises the version
+    "SegmentRecord": "created_ms sealed_ms",  # only shown
     "SubscriptionRecord": "deleted_ms",  # it decides only when something is forgotten
     "TopicRecord": "deleted_ms",  # the same
     "VersionRecord": "version finalized_ms",

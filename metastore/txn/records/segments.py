@@ -91,6 +91,9 @@ class SegmentRecord(JsonRecord):
 
     `next_offset` is the offset behind the ledgers that are recorded as sealed, and so the first one of the ledger that
     follows. Only a segment of a topic with the format `kafka` has it (DESIGN §5.20).
+
+    `created_ms` and `sealed_ms` say when, by the clock of the broker that did it. They are only shown, and missing
+    where a release before this one did it.
     """
 
     topic: str
@@ -108,6 +111,8 @@ class SegmentRecord(JsonRecord):
     compaction: Compaction | None = None
     removed_parents: dict[str, str] | None = None
     next_offset: int | None = None
+    created_ms: int | None = None
+    sealed_ms: int | None = None
 
     @property
     def existing_parents(self) -> frozenset[str]:

@@ -390,6 +390,19 @@ async def test_a_deposed_owner_seals_nothing_although_its_successor_has_no_ledge
     assert await record_of(world, name) == taken
 
 
+async def test_segments_tell_when_they_were_created_and_sealed(process: BrokerProcess, world: World) -> None:
+    """The clock of this world goes on whenever somebody looks at it."""
+    (name,) = await process.create("t")
+    low, high = await post(process, name, "split")
+    answer = await process.http.post(f"/v1/segments/{quoted(low)}/merge", json={"with": high})
+    (merged,) = answer.json()["children"]
+    found = {each["segment"]: each for each in (await process.http.get("/v1/topics/t")).json()["segments"]}
+    told = [found[name]["created_ms"], found[name]["sealed_ms"], found[low]["created_ms"]]
+    told += [*sorted(found[each]["sealed_ms"] for each in (low, high)), found[merged]["created_ms"], world.now_ms()]
+    assert told == sorted(set(told))
+    assert found[low]["created_ms"] == found[high]["created_ms"] and found[merged]["sealed_ms"] is None
+
+
 async def test_two_splits_at_once_are_one(process: BrokerProcess, world: World) -> None:
     (name,) = await process.create("t")
     assert await asyncio.gather(*(post(process, name, "split") for _ in range(3))) == [CHILDREN] * 3
