@@ -1,5 +1,5 @@
-"""What one transaction, one open transaction, one topic and one segment cost: the unit costs of the capacity model in
-`docs/operations.md`.
+"""What one transaction, one open transaction, one topic, one segment and one connection cost: the unit costs of the
+capacity model in `docs/operations.md`.
 
 A coordinator, a broker with local files and an etcd serve one asyncio client, each in a process of its own. 32
 transactions are under way, with a message of 100 bytes in each of their segments. CPU is what the kernel counts for
@@ -22,6 +22,7 @@ import metatxn
 from benchmarks.report import Figure, publish
 from benchmarks.services import Service, cpu_s, running
 from examples.flights.etcd import running_etcd
+from examples.flights.processes import free_port
 from metastore.check import dump
 from metastore.urls import open_store_to_read
 from metatxn.wire.broker import hash_of_key
@@ -31,6 +32,15 @@ TRANSACTIONS = 400
 AT_ONCE = 32
 OPEN = 2_000
 TOPICS = 200
+CONNECTIONS = 1_000
+IDLE_MIB = 200
+"""What a broker with that many idle connections of Kafka clients may take."""
+HELLOS = {
+    "Kafka": (10).to_bytes(4) + b"\0\x12\0\0\0\0\0\1\xff\xff",
+    "Pulsar": b"\0\0\0\x0c\0\0\0\x08\x08\x02\x12\x04\x0a\x00\x20\x15",
+    "REST": b"GET /livez HTTP/1.1\r\nhost: broker\r\n\r\n",
+}
+"""A first request that each listener answers: the versions, CONNECT, and whether it lives."""
 APPLIES = re.compile(r'^metatxn_store_seconds_count\{operation="apply"\} ([0-9.e+]+)$', re.MULTILINE)
 
 
@@ -128,14 +138,43 @@ async def memory(client: metatxn.AsyncClient, coordinator: Service, broker: Serv
     return figures
 
 
+async def connections(broker: Service, ports: dict[str, int]) -> list[Figure]:
+    """Of clients that have asked once and ask no more."""
+    figures = []
+    for name, hello in HELLOS.items():
+        was = broker.resident_bytes
+        held = []
+        for _ in range(CONNECTIONS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", ports[name])
+            writer.write(hello)
+            await reader.read(1)
+            held.append(writer)
+        now = broker.resident_bytes
+        figures.append(Figure(f"memory of the broker, connection of {name}", [(now - was) / CONNECTIONS], "B"))
+        if name == "Kafka":
+            what = f"memory of the broker with {CONNECTIONS:,} idle connections of Kafka"
+            figures.append(Figure(what, [now / 2**20], "MiB", at_most=IDLE_MIB))
+        for writer in held:
+            writer.close()
+    return figures
+
+
+async def all_of(coordinator: Service, broker: Service, etcd: str, url: str, ports: dict[str, int]) -> list[Figure]:
+    """Connections come first, because what a broker has once needed it does not give back."""
+    return await connections(broker, ports) + await measured(coordinator, broker, etcd, url)
+
+
 def main() -> None:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         etcd = stack.enter_context(running_etcd(directory / "etcd"))
         url = f"etcd://{etcd}"
         coordinator = stack.enter_context(running("coordinator", "--store", url))
-        broker = stack.enter_context(running("broker", "--store", url, "--data-dir", str(directory / "data")))
-        publish("capacity", "Unit costs", uvloop.run(measured(coordinator, broker, etcd, url)))
+        ports = {"Kafka": free_port(), "Pulsar": free_port()}
+        options = [f"--{name.lower()}-port={port}" for name, port in ports.items()]
+        broker = stack.enter_context(running("broker", "--store", url, "--data-dir", str(directory / "data"), *options))
+        ports["REST"] = broker.address[1]
+        publish("capacity", "Unit costs", uvloop.run(all_of(coordinator, broker, etcd, url, ports)))
 
 
 if __name__ == "__main__":
