@@ -29,11 +29,11 @@ THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 def lived(cluster: ConsoleCluster, client: metatxn.Client, chance: random.Random) -> dict[str, str]:
     """What happens in the quarter of an hour, and the paths of the pages that show it."""
+    cluster.stop_looking()
+    cluster.ahead_ms -= LOOK_EVERY_MS * REMEMBERED
     for topic in ("orders", "invoices", "audit"):
         client.create_topic(topic, segments=2)
         client.create_subscription(topic, "billing", dead_letter_topic=f"{topic}-dead")
-    cluster.stop_looking()
-    cluster.ahead_ms -= LOOK_EVERY_MS * REMEMBERED
     reader = client.reader("orders")
     left: list[str] = []
     last = ""
