@@ -22,6 +22,7 @@ from tests.chaos.mixes import Fault, Mix
 from tests.chaos.releases import client_of_the_previous_release, of_the_previous_release
 from tests.chaos.schedule import CLIENTS, COORDINATORS, DISKS, SERVICES, members
 from tests.chaos.service import Service
+from tests.chaos.store_space import make_room
 from tests.metastore.storms.relay import Relay
 from tests.partitions import PeerWays, between_etcds, between_zookeepers
 from tests.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer, free_port
@@ -183,9 +184,12 @@ class Cluster:
     # -- waiting, for whoever sets a limit ---------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Until the store is there and every service says that it can serve."""
+        """Until the store is there, with room, and every service says that it can serve. A member that was filled and
+        made room replays both when it is started again: its file is large then, and its next put ends in the alarm."""
         for name in self.members:
             await self.revive(name)
+        if Fault.STORE_FULL in self.mix.faults:
+            await make_room(list(self.members.values()))
         async with httpx.AsyncClient(timeout=30) as http:
             for name in SERVICES:
                 while not await _answers(http, f"http://127.0.0.1:{self._ports[name]}/readyz"):
