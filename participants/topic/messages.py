@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -49,6 +49,7 @@ from participants.topic.reading import (
 
 BrowsePlaces = dict[str, tuple[Position, int]]
 """The entry up to which a reader has come, by segment, and the number of messages taken from the entry after it."""
+_VERY_BEGINNING = Position(0, -1)
 BROWSE_MS = 2_000
 """After this time a page ends, if it has a message. Entries that were published one by one lie in as many small
 objects, and a page of nothing but these would take minutes: its reader would give up, and ask for it again."""
@@ -202,7 +203,7 @@ class Messages:
         if isinstance(token, ReadTime):
             token = await self._token_at(topic_name, token.at_ms, authorization)
         places = dict(token.places) if token else {}
-        named = frozenset(() if at_time else places)
+        named = bool(places) and not at_time
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
             revision = await self._broker.store.current_revision()
@@ -217,7 +218,6 @@ class Messages:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
                 places = await self._without_removed(places, segments, token.ends if token is not None else None)
-                named = frozenset(places) if named else named
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return BrowsePage(BrowseToken(places, revision), revision)
@@ -235,11 +235,11 @@ class Messages:
                 if isinstance(segment, Segment)
                 for change in segment.next_changes(isolation)
             ]
-            found, more = await self._collect(segments, places, limit, max_bytes, isolation, revision, named)
+            found, more, reached = await self._collect(segments, places, limit, max_bytes, isolation, revision, named)
             left = deadline - asyncio.get_running_loop().time()
             if found or left <= 0 or isolation == "snapshot":
                 return BrowsePage(BrowseToken(places, revision), revision, found, more=more)
-            remote = [segment for segment in segments if isinstance(segment, RemoteSegment)]
+            remote = [each for each in segments if isinstance(each, RemoteSegment) and each.id in reached]
             await _first_change(changes, remote, places, isolation, left)
             await self._broker.decisions_told()
 
@@ -265,7 +265,7 @@ class Messages:
             if not passed:
                 raise removed.trimmed()
             for child in removed.children if ends is None else ():
-                left.setdefault(child, (Position(0, -1), 0))
+                left.setdefault(child, (_VERY_BEGINNING, 0))
         return left
 
     async def _collect(
@@ -276,22 +276,29 @@ class Messages:
         room_bytes: int,
         isolation: Isolation,
         revision: Revision | None,
-        named: Collection[str],
-    ) -> tuple[list[Browsed], bool]:
+        named: bool,
+    ) -> tuple[list[Browsed], bool, set[str]]:
         """Read the segments in the order of the layout, in which parents come before their children. A child is read
         once its parents have been read to their end, so that the messages of a key come in the order in which they were
-        written. Returns also whether there was more to read. The reader has named the places of `named` itself."""
+        written. Returns also whether there was more to read, and which segments could be read.
+
+        A reader that has `named` its places has one in every segment that there was when it began. So it begins at the
+        very beginning of any other one, whatever was trimmed there: it would miss that without being told."""
         loop = asyncio.get_running_loop()
         late_s = loop.time() + BROWSE_MS / 1000
         found: list[Browsed] = []
         room, more = sys.maxsize if limit is None else limit, False
         unread: set[str] = set()
+        reached: set[str] = set()
+        for segment in segments:
+            places.setdefault(segment.id, (_VERY_BEGINNING if named else start_of(segment), 0))
         for segment in segments:
             if not unread.isdisjoint(segment.record.parents):
                 unread.add(segment.id)
                 continue
-            at, taken = places.get(segment.id, (start_of(segment), 0))
-            end, chosen = False, segment.id not in named
+            reached.add(segment.id)
+            at, taken = places[segment.id]
+            end, chosen = False, not named
             while not end and room > 0 and not (found and (room_bytes <= 0 or loop.time() >= late_s)):
                 size = max(1, min(room_bytes, BROWSE_BYTES))
                 read = partial(read_page, segment, max_bytes=size, isolation=isolation, revision=revision)
@@ -311,14 +318,14 @@ class Messages:
                         segment.traffic.went_out(len(some), len(frame.data) * len(some) // max(1, message_count(frame)))
                     if len(left) > fitting:
                         places[segment.id] = (at, taken + fitting)
-                        return found, True
+                        return found, True, reached
                     at, taken = frame.position, 0
                 at, taken = max(at, page.next), 0
             more = more or not end
             places[segment.id] = (at, taken)
             if not segment.ended_at(at):
                 unread.add(segment.id)
-        return found, more
+        return found, more, reached
 
     async def _ends(
         self, segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None
@@ -336,8 +343,7 @@ class Messages:
         unread: set[str] = set()
         for segment, at in zip(segments, ends, strict=True):
             reached = unread.isdisjoint(segment.record.parents)
-            if reached:
-                places[segment.id] = (at, 0)
+            places[segment.id] = (at if reached else start_of(segment), 0)
             if not reached or not segment.ended_at(at):
                 unread.add(segment.id)
         return places
@@ -384,7 +390,7 @@ async def _first_change(
     asked = [
         asyncio.ensure_future(segment.read(places[segment.id][0], 1, isolation, None, timeout_s))
         for segment in remote
-        if segment.id in places and not segment.ended_at(places[segment.id][0])
+        if not segment.ended_at(places[segment.id][0])
     ]
     waiting: list[asyncio.Future[Any]] = [*changes, *asked]
     try:

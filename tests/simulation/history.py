@@ -71,6 +71,16 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Browsed:
+    """What a reader has seen of a topic, page by page, to its end, since it was last told that it has missed something;
+    or since the topic was empty."""
+
+    topic: str
+    seen: list[str]
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """A leader was told at this time that it has the topic for itself."""
 
@@ -379,7 +389,7 @@ class History:
     """When messages are to be delivered, of those of that topic that say so."""
     taken: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """What consumers of such a subscription have acknowledged, by transaction; and when they were told that it is."""
-    browsed: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    browsed: dict[str, Browsed] = field(default_factory=dict)
     """Of each that follows a topic from page to page: the topic, and the entries that it has seen in the end, since it
     was last told that it had missed some."""
     asked: list[Asked] = field(default_factory=list)

@@ -23,6 +23,7 @@ from tests.simulation.efforts import Effort
 from tests.simulation.history import (
     Asked,
     Begun,
+    Browsed,
     Claimed,
     Decision,
     Delivered,
@@ -105,7 +106,7 @@ def true_story() -> History:
     history.collected = {T1: (40, 30), T2: (41, 30), T3: (42, 30)}
     history.gc_horizons = [0, 20, 30]
     history.outcomes, history.few_outcomes = {SEGMENT: 15}, 16
-    history.browsed = {"reader": (TOPIC, ["a", "b"])}
+    history.browsed = {"reader": Browsed(TOPIC, ["a", "b"], since=100.0)}
     history.layouts = {TOPIC: [SEGMENT], MARKS: [MARKS_SEGMENT]}
     history.reads = [replace(read([seen(a), seen(b)]), txn_id=T2), read([seen(a), seen(b)])]
     history.reads[0].frames = [seen(a)]
@@ -494,15 +495,22 @@ def refused_for_nothing(history: History) -> None:
 
 
 def seen_twice(history: History) -> None:
-    history.browsed["reader"] = (TOPIC, ["a", "b", "b"])
+    history.browsed["reader"] = Browsed(TOPIC, ["a", "b", "b"], since=100.0)
 
 
 def missed(history: History) -> None:
-    history.browsed["reader"] = (TOPIC, ["a"])
+    history.browsed["reader"] = Browsed(TOPIC, ["a"], since=100.0)
+
+
+def missed_in_a_child(history: History) -> None:
+    """It was trimmed before the reader came there."""
+    history.browsed["reader"] = Browsed(TOPIC, ["a", "b"], since=1.0)
+    history.writes.append(replace(write("z", 0, None, "k", 0, 4.0), segment=SEGMENT, position=(9, 0)))
+    history.trimmed[SEGMENT] = (9, 1)
 
 
 def seen_in_another_order(history: History) -> None:
-    history.browsed["reader"] = (TOPIC, ["b", "a"])
+    history.browsed["reader"] = Browsed(TOPIC, ["b", "a"], since=100.0)
     a, b = history.writes[:2]
     a.ended, b.begun = 1.5, 2.0
 
@@ -724,7 +732,7 @@ LIES: dict[str, list[Lie]] = {
         record_that_others_do_not_see,
         refused_for_nothing,
     ],
-    "who follows a topic misses nothing": [seen_twice, missed, seen_in_another_order],
+    "who follows a topic misses nothing": [seen_twice, missed, missed_in_a_child, seen_in_another_order],
 }
 
 

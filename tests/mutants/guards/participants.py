@@ -17,6 +17,10 @@ _OVERTAKEN = (
     "tests/participants/api/test_pages.py"
     "::test_a_trim_that_overtakes_a_read_is_told_to_readers_that_have_named_a_position"
 )
+_TRIMMED_CHILD = (
+    "tests/participants/api/test_pages.py"
+    "::test_a_reader_is_told_what_was_trimmed_of_a_child_after_it_began_and_not_of_what_was_before"
+)
 _TEST_BY_KEY = "tests/participants/subscription/test_key_shared.py"
 _TEST_OWNERSHIP = "tests/participants/broker/test_placement.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
@@ -81,9 +85,25 @@ PARTICIPANTS = (
         "overtaken-by-a-trim-in-the-middle",
         "a reader that names a position is told that it is gone",
         "participants/topic/messages.py",
-        "chosen = False, segment.id not in named\n",
+        "chosen = False, not named\n",
         "chosen = False, True\n",
         tests=(_OVERTAKEN,),
+    ),
+    Mutant(
+        "trimmed-child-is-passed-over",
+        "a reader that follows a topic is told what was trimmed of a child before it came there",
+        "participants/topic/messages.py",
+        "_VERY_BEGINNING if named else start_of(segment)",
+        "start_of(segment)",
+        tests=(_TRIMMED_CHILD,),
+    ),
+    Mutant(
+        "begins-below-what-was-trimmed-before",
+        "a reader is not told of what was trimmed before it began",
+        "participants/topic/messages.py",
+        "        for segment in segments:\n            places.setdefault(segment.id,",
+        "        for segment in segments[:1]:\n            places.setdefault(segment.id,",
+        tests=(_TRIMMED_CHILD,),
     ),
     Mutant(
         "page-without-an-end-in-time",

@@ -18,6 +18,7 @@ from metatxn.wire.batches import pack_batch, packed_message
 from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, FrameError, PayloadKind, RawFrame, decode_frames
+from metatxn.wire.names import MessageId
 from metatxn.wire.pages import decode_page
 from metatxn.wire.record_batches import CHECKED_FROM, HEADER, LENGTH_OFFSET
 from participants.api.frames_response import ANSWER_BYTES
@@ -243,3 +244,39 @@ async def test_a_trim_that_overtakes_a_read_is_told_to_readers_that_have_named_a
         assert b"2" in answer.content and b'"value":0' not in answer.content.replace(b" ", b"")
     else:
         assert_problem(answer, ErrorCode.POSITION_TRIMMED)
+
+
+@pytest.mark.parametrize("begins", ["before the split", "before the trim", "after it", "at the end"])
+@pytest.mark.parametrize("path", ["batches", "messages"])
+async def test_a_reader_is_told_what_was_trimmed_of_a_child_after_it_began_and_not_of_what_was_before(
+    process: BrokerProcess, path: str, begins: str
+) -> None:
+    (parent,) = await process.create("t")
+    await send(process, "t", {"value": "a", "key": "k"})
+    await send(process, "t", {"value": "b", "key": "k"})
+
+    async def begun(*, at_end: bool = False) -> str:
+        params = {"start": "latest"} if at_end else {"max": 1}
+        answer = await process.http.get("/v1/topics/t/messages", params=params)
+        token: str = answer.json()["next"]
+        return token
+
+    tokens = {"before the split": await begun()}
+    await process.http.post(f"/v1/segments/{enc(parent)}/split", json={})
+    child = next(iter(await sent_to(process, *"cde")))
+    tokens["before the trim"] = await begun()
+    await process.http.post(f"/v1/segments/{enc(child)}/trim", json={"before": "1:2"})
+    tokens |= {"after it": await begun(), "at the end": await begun(at_end=True)}
+    await sent_to(process, "f")
+    answer = await process.http.get(f"/v1/topics/t/{path}", params={"after": tokens[begins]})
+    if begins.startswith("before"):
+        assert_problem(answer, ErrorCode.POSITION_TRIMMED)
+        return
+    seen = [value for value in "abcdef" if f'"{value}"'.encode() in answer.content]
+    assert seen == (["f"] if begins == "at the end" else ["b", "e", "f"])
+
+
+async def sent_to(process: BrokerProcess, *values: str) -> set[str]:
+    """The segments of these messages, which have the same key."""
+    sent = [await send(process, "t", {"value": value, "key": "k"}) for value in values]
+    return {MessageId.parse(each).segment for answer in sent for each in answer.json()["message_ids"]}

@@ -8,6 +8,7 @@ what they are given. Janitors change the layout, and delete segments or trim all
 from __future__ import annotations
 
 from tests.simulation.client import Refused, payload_of
+from tests.simulation.history import Browsed
 from tests.simulation.workloads.base import Actor, Workload
 
 AUTHORS = 2
@@ -49,7 +50,7 @@ class Lasting(Workload):
         for each in self._browsers:
             while await browser.browse(each):
                 pass
-            self.history.browsed[each.name] = (self.diary, each.seen)
+            self.history.browsed[each.name] = Browsed(self.diary, each.seen, each.since)
         client = self.client(self.world.generator("again"))
         await client.subscribe(self.diary, AGAIN, "shared")
         again = self.history.again[self.diary] = set()
@@ -58,10 +59,14 @@ class Lasting(Workload):
 
 
 class Browsing:
+    """`since` is when the first page was answered, after the reader has begun or was told that it has missed
+    something."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.token: str | None = None
         self.seen: list[str] = []
+        self.since = 0.0
 
 
 class Author(Actor):
@@ -93,6 +98,8 @@ class Browser(Actor):
                 raise
             browsing.token, browsing.seen = None, []
             return True
+        if browsing.token is None:
+            browsing.since = self.workload.world.loop.time()
         browsing.token = token
         browsing.seen += [payload_of(message)["id"] for message in messages]
         return bool(messages)
