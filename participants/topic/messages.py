@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -19,7 +19,7 @@ from metatxn.wire import errors
 from metatxn.wire.broker import Isolation, Message, ReadMessage, ReadMessagesAnswer, hash_of_key
 from metatxn.wire.frames import Entry, PayloadKind, RawFrame
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import BrowseToken, MessageId, ReadTime, SegmentParts
+from metatxn.wire.names import BrowseToken, MessageId, ReadTime, SegmentParts, number_of_segment
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
 from participants.broker.peers import RemoteSegment
@@ -235,7 +235,12 @@ class Messages:
                 if isinstance(segment, Segment)
                 for change in segment.next_changes(isolation)
             ]
-            found, more, reached = await self._collect(segments, places, limit, max_bytes, isolation, revision, named)
+            new = [segment for segment in segments if segment.id not in places]
+            later = _created_since(places, new) if named else frozenset()
+            places |= {each.id: (_VERY_BEGINNING if each.id in later else start_of(each), 0) for each in new}
+            chosen = {each.id for each in (new if named else segments)} - later
+            found, more, reached = await self._collect(segments, places, limit, max_bytes, isolation, revision, chosen)
+            places = _without_unreached(places, new, reached)
             left = deadline - asyncio.get_running_loop().time()
             if found or left <= 0 or isolation == "snapshot":
                 return BrowsePage(BrowseToken(places, revision), revision, found, more=more)
@@ -249,8 +254,7 @@ class Messages:
         """The places of a reader without those in segments that were removed, which it must have passed. Raises
         POSITION_TRIMMED, and INVALID_ARGUMENT for a token of another topic.
 
-        It goes on at the very beginning of a child in which it has no place yet, whatever was trimmed there. In a
-        compacted view, `ends` tells how far a segment belongs to it.
+        It goes on in the children, see `_collect`. In a compacted view, `ends` tells how far a segment belongs to it.
         """
         left = {segment.id: places[segment.id] for segment in segments if segment.id in places}
         for segment_id in sorted(places.keys() - left.keys()):
@@ -264,8 +268,6 @@ class Messages:
                 passed = removed.is_passed(at) or (removed.end is None and _has_read_after(segment_id, places))
             if not passed:
                 raise removed.trimmed()
-            for child in removed.children if ends is None else ():
-                left.setdefault(child, (_VERY_BEGINNING, 0))
         return left
 
     async def _collect(
@@ -276,14 +278,13 @@ class Messages:
         room_bytes: int,
         isolation: Isolation,
         revision: Revision | None,
-        named: bool,
+        chosen: Container[str],
     ) -> tuple[list[Browsed], bool, set[str]]:
         """Read the segments in the order of the layout, in which parents come before their children. A child is read
         once its parents have been read to their end, so that the messages of a key come in the order in which they were
         written. Returns also whether there was more to read, and which segments could be read.
 
-        A reader that has `named` its places has one in every segment that there was when it began. So it begins at the
-        very beginning of any other one, whatever was trimmed there: it would miss that without being told."""
+        The reader has not named the places in segments of `chosen`: they may move on, if a trim overtakes the read."""
         loop = asyncio.get_running_loop()
         late_s = loop.time() + BROWSE_MS / 1000
         found: list[Browsed] = []
@@ -291,19 +292,17 @@ class Messages:
         unread: set[str] = set()
         reached: set[str] = set()
         for segment in segments:
-            places.setdefault(segment.id, (_VERY_BEGINNING if named else start_of(segment), 0))
-        for segment in segments:
             if not unread.isdisjoint(segment.record.parents):
                 unread.add(segment.id)
                 continue
             reached.add(segment.id)
             at, taken = places[segment.id]
-            end, chosen = False, not named
+            end, may_move = False, segment.id in chosen
             while not end and room > 0 and not (found and (room_bytes <= 0 or loop.time() >= late_s)):
                 size = max(1, min(room_bytes, BROWSE_BYTES))
                 read = partial(read_page, segment, max_bytes=size, isolation=isolation, revision=revision)
-                page = await (from_chosen(at, read) if chosen else read(at))
-                end, chosen = page.end, chosen and not page.frames
+                page = await (from_chosen(at, read) if may_move else read(at))
+                end, may_move = page.end, may_move and not page.frames
                 for frame in page.frames:
                     left = range(taken, message_count(frame))
                     each_bytes = max(1, read_bytes(frame) // max(1, message_count(frame)))
@@ -329,7 +328,7 @@ class Messages:
 
     async def _ends(
         self, segments: Sequence[AnySegment], isolation: Isolation, revision: Revision | None
-    ) -> dict[str, tuple[Position, int]]:
+    ) -> BrowsePlaces:
         """The places that `_collect` would reach, without reading what is before them. A child whose parents cannot be
         read to their end yet is later read from its beginning, because nothing of it can be read now."""
 
@@ -339,14 +338,17 @@ class Messages:
             return at if page.frames else max(at, page.next)
 
         ends = await asyncio.gather(*(end(segment) for segment in segments))
-        places: dict[str, tuple[Position, int]] = {}
+        places: BrowsePlaces = {}
         unread: set[str] = set()
+        reached: set[str] = set()
         for segment, at in zip(segments, ends, strict=True):
-            reached = unread.isdisjoint(segment.record.parents)
-            places[segment.id] = (at if reached else start_of(segment), 0)
-            if not reached or not segment.ended_at(at):
+            is_reached = unread.isdisjoint(segment.record.parents)
+            if is_reached:
+                reached.add(segment.id)
+            places[segment.id] = (at if is_reached else start_of(segment), 0)
+            if not is_reached or not segment.ended_at(at):
                 unread.add(segment.id)
-        return places
+        return _without_unreached(places, segments, reached)
 
     async def _token_at(self, topic_name: str, at_ms: int, authorization: str | None) -> BrowseToken:
         async def look() -> list[AnySegment]:
@@ -369,6 +371,26 @@ class Messages:
             newest = await self._broker.topic(topic.name)
             segments += [await anywhere(s, authorization) for s in newest.segments if s not in known]
         return segments
+
+
+def _created_since(places: Iterable[str], new: Iterable[AnySegment]) -> frozenset[str]:
+    """Those of the `new` segments that were created since a reader with these places began: they have higher numbers.
+    It comes there at the very beginning, whatever was trimmed: it would miss that without being told."""
+    newest = max(map(number_of_segment, places), default=-1)
+    return frozenset(each.id for each in new if number_of_segment(each.id) > newest)
+
+
+def _without_unreached(places: BrowsePlaces, new: Iterable[AnySegment], reached: Container[str]) -> BrowsePlaces:
+    """The places to go on with. Of the `new` ones, those are left out in which the reader has not read, and of which
+    something was trimmed before: a place there would look as if it had read that. But the newest one stays, because it
+    tells when the reader has begun."""
+    newest = max(map(number_of_segment, places), default=-1)
+    left_out = {
+        each.id
+        for each in new
+        if each.id not in reached and places[each.id][0].entry >= 0 and number_of_segment(each.id) != newest
+    }
+    return {segment: place for segment, place in places.items() if segment not in left_out}
 
 
 def _has_read_after(segment_id: str, places: BrowsePlaces) -> bool:

@@ -129,8 +129,8 @@ BATCHES = (
         "page-says-there-is-no-more",
         "a page that ended for its size says that there is more",
         "participants/topic/messages.py",
-        "                        return found, True\n",
-        "                        return found, False\n",
+        "                        return found, True, reached\n",
+        "                        return found, False, reached\n",
         tests=("tests/participants/api/test_pages.py",),
     ),
     Mutant(

@@ -82,14 +82,6 @@ REMOVALS = (
         tests=(f"{TESTS}::test_readers_go_on_in_the_children_or_are_told_what_they_missed",),
     ),
     Mutant(
-        "reader-begins-a-child-where-it-begins-now",
-        "a reader that goes on in a child is told what was trimmed of it",
-        "participants/topic/messages.py",
-        "                left.setdefault(child, (Position(0, -1), 0))\n",
-        "                pass\n",
-        tests=(f"{TESTS}::test_a_reader_that_had_finished_misses_what_was_trimmed_of_a_child",),
-    ),
-    Mutant(
         "child-waits-for-a-removed-parent",
         "a child is delivered when its existing parents have been",
         "participants/topic/subscription.py",
