@@ -130,8 +130,15 @@ class Calm:
 
     async def come(self) -> None:
         await self._in_time("the services are ready again", self._cluster.ready())
-        for name, client in self._cluster.clients.items():
-            await self._in_time(f"{name} comes to its end", client.stop(), partial(self._written_by, name))
+        clients = self._cluster.clients.items()
+        # All at once: what one of them reads would grow while the others wait for their turn to stop.
+        await asyncio.gather(
+            *(
+                self._in_time(f"{name} comes to its end", client.stop(), partial(self._written_by, name))
+                for name, client in clients
+            )
+        )
+        for name, client in clients:
             self._expect(not client.ended, "clients work", f"{name} failed {client.ended} times, see {name}.log")
         if self._cluster.mix.upgrade:
             await self._in_time("the upgrade is finalized", self._upgrade())
