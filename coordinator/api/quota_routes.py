@@ -19,7 +19,7 @@ PrincipalPath = Annotated[str, UNQUOTED, AfterValidator(no_control_characters), 
 _PageToken = Annotated[
     str | None,
     BeforeValidator(lambda text: names.parse_page_token(text) if isinstance(text, str) else text),
-    Query(max_length=names.MAX_PAGE_TOKEN),
+    Query(),
 ]
 
 

@@ -58,7 +58,7 @@ from metatxn.wire.coordinator import (
 )
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import MAX_PAGE_TOKEN
+from metatxn.wire.names import short_page_token
 from metatxn.wire.problems import problem_of
 from metatxn.wire.text import encodable
 
@@ -86,7 +86,8 @@ class PageQuery(BaseModel):
 
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
     page_token: (
-        Annotated[str, Field(max_length=MAX_PAGE_TOKEN, description="The `next_page_token` of the page before.")] | None
+        Annotated[str, Field(description="The `next_page_token` of the page before."), AfterValidator(short_page_token)]
+        | None
     ) = None
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query
 from fastapi.responses import JSONResponse, Response
+from pydantic import AfterValidator
 
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
@@ -41,10 +42,10 @@ from metatxn.wire.models import (
     StoreStatus,
     ThroughputAnswer,
 )
-from metatxn.wire.names import MAX_PAGE_TOKEN
+from metatxn.wire.names import short_page_token
 
 _Limit = Annotated[int, Query(ge=1, le=1000)]
-_PageToken = Annotated[str | None, Query(max_length=MAX_PAGE_TOKEN)]
+_PageToken = Annotated[Annotated[str, AfterValidator(short_page_token)] | None, Query()]
 _Text = Annotated[str | None, Query(min_length=1, max_length=256)]
 T = TypeVar("T")
 _NOT_READY = Health(ready=False, waiting_for={STORE: "no answer within 3 s"})

@@ -273,6 +273,14 @@ MAX_PAGE_TOKEN = 16_384
 """The most characters of a page token: two names of 512 characters, however long they are in the key of a record."""
 
 
+def short_page_token(text: str) -> str:
+    """Raises `ValueError` for a page token that no list has. This is no bound of the schema, because a text of that
+    length outside ASCII is longer than a whole head of a request may be."""
+    if len(text) > MAX_PAGE_TOKEN:
+        raise ValueError(f"must have at most {MAX_PAGE_TOKEN} characters")
+    return text
+
+
 def page_token(name: str) -> str:
     """The token with which a list ordered by name continues after `name`."""
     return _encode([name])
@@ -280,7 +288,7 @@ def page_token(name: str) -> str:
 
 def parse_page_token(text: str) -> str:
     """The name in a page token. Raises `ValueError` if `text` is not a page token."""
-    match _decode(text, "page token"):
+    match _decode(short_page_token(text), "page token"):
         case [str(name)]:
             return encodable(name)
     raise ValueError(f"{text!r} is not a page token: pass the `next_page_token` of an earlier answer")
@@ -293,7 +301,7 @@ def pair_token(first: str, second: str) -> str:
 
 def parse_pair_token(text: str) -> tuple[str, str]:
     """The two names in a page token. Raises `ValueError` if `text` is not such a token."""
-    match _decode(text, "page token"):
+    match _decode(short_page_token(text), "page token"):
         case [str(first), str(second)]:
             return encodable(first), encodable(second)
     raise ValueError(f"{text!r} is not a page token: pass the `next_page_token` of an earlier answer")

@@ -301,6 +301,8 @@ async def test_keys_are_paged_whatever_their_names(http: httpx.AsyncClient) -> N
         seen += [item["key"] for item in answer.json()["items"]]
         params["page_token"] = answer.json()["next_page_token"]
     assert sorted(seen) == sorted(key for key, _ in keys) and params["page_token"] is None
+    too_long = await http.get("/admin/v2/transactions/transaction-keys", params={"page_token": "x" * 16_385})
+    problem(too_long, ErrorCode.INVALID_ARGUMENT)
 
 
 @pytest.mark.parametrize("key", ["plain", "public/default/orders", "ключ 🔑", "..", "%", "a+b?c#d", "x" * 512])

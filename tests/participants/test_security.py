@@ -147,7 +147,7 @@ async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> No
     await store.close()
     without = {endpoint for endpoint, asks in asking.items() if not asks}
     assert without == {
-        *("POST /v1/topics", "GET /v1/topics", "POST /v1/horizons"),
+        *("POST /v1/topics", "GET /v1/topics", "GET /v1/subscriptions", "POST /v1/horizons"),
         *("GET /v1/cluster", "GET /v1/status", "GET /v1/access", "GET /v1/throughput"),
         "GET /v1/txns/{txn_id}/work",
     }

@@ -699,11 +699,11 @@ async def test_tokens_of_another_list_or_topic_are_refused(process: BrokerProces
     for page_token in ("zz", token, "e30"):
         answer = await process.http.get("/v1/topics", params={"page_token": page_token})
         assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "page_token")
-    half = page_token_of("\ud800")
+    half, long = page_token_of("\ud800"), "x" * 16_385
     assert_problem(
         await process.http.get("/v1/topics", params={"page_token": half}), ErrorCode.INVALID_ARGUMENT, "page_token"
     )
-    for page_token in ("zz", token, "e30", half, page_token_of("one"), pair_token("\ud800", "x")):
+    for page_token in ("zz", token, "e30", half, long, page_token_of("one"), pair_token("\ud800", "x")):
         answer = await process.http.get("/v1/subscriptions", params={"page_token": page_token})
         assert_problem(answer, ErrorCode.INVALID_ARGUMENT, "page_token")
 
