@@ -279,6 +279,7 @@ def test_columns_are_a_table_that_is_filtered_followed_and_taken_home(visitor: V
     expect(page.get_by_text("Looked through 3 messages of 2 entries; 1 matches.")).to_be_visible()
     page.get_by_label("Where").fill("")
     page.get_by_label("Where").press("Enter")
+    expect(rows).to_have_count(3)  # the page before had the same links
     with page.expect_download() as started:
         page.get_by_role("link", name="Arrow").click()
     assert started.value.suggested_filename == "table-0000-ffff-0.arrow"
