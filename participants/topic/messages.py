@@ -203,7 +203,7 @@ class Messages:
         if isinstance(token, ReadTime):
             token = await self._token_at(topic_name, token.at_ms, authorization)
         places = dict(token.places) if token else {}
-        named = bool(places) and not at_time
+        newest = None if at_time else _newest(places)
         revision = snapshot_revision(isolation, revision, token.revision if token else None)
         if isolation == "snapshot" and revision is None:
             revision = await self._broker.store.current_revision()
@@ -236,9 +236,9 @@ class Messages:
                 for change in segment.next_changes(isolation)
             ]
             new = [segment for segment in segments if segment.id not in places]
-            later = _created_since(places, new) if named else frozenset()
+            later = _created_since(newest, new)
             places |= {each.id: (_VERY_BEGINNING if each.id in later else start_of(each), 0) for each in new}
-            chosen = {each.id for each in (new if named else segments)} - later
+            chosen = {each.id for each in (segments if newest is None else new)} - later
             found, more, reached = await self._collect(segments, places, limit, max_bytes, isolation, revision, chosen)
             places = _without_unreached(places, new, reached)
             left = deadline - asyncio.get_running_loop().time()
@@ -373,18 +373,23 @@ class Messages:
         return segments
 
 
-def _created_since(places: Iterable[str], new: Iterable[AnySegment]) -> frozenset[str]:
-    """Those of the `new` segments that were created since a reader with these places began: they have higher numbers.
-    It comes there at the very beginning, whatever was trimmed: it would miss that without being told."""
-    newest = max(map(number_of_segment, places), default=-1)
-    return frozenset(each.id for each in new if number_of_segment(each.id) > newest)
+def _newest(places: Iterable[str]) -> int | None:
+    """The highest number of these segments; None if there is none."""
+    return max(map(number_of_segment, places), default=None)
+
+
+def _created_since(newest: int | None, new: Iterable[AnySegment]) -> frozenset[str]:
+    """Those of the `new` segments that were created since a reader began that has named a place in the segment with the
+    number `newest`, even if that was removed since. It comes to them at the very beginning, whatever was trimmed: it
+    would miss that without being told."""
+    return frozenset(each.id for each in new if newest is not None and number_of_segment(each.id) > newest)
 
 
 def _without_unreached(places: BrowsePlaces, new: Iterable[AnySegment], reached: Container[str]) -> BrowsePlaces:
     """The places to go on with. Of the `new` ones, those are left out in which the reader has not read, and of which
     something was trimmed before: a place there would look as if it had read that. But the newest one stays, because it
     tells when the reader has begun."""
-    newest = max(map(number_of_segment, places), default=-1)
+    newest = _newest(places)
     left_out = {
         each.id
         for each in new

@@ -93,7 +93,7 @@ PARTICIPANTS = (
         "trimmed-child-is-passed-over",
         "a reader that follows a topic is told what was trimmed of a child before it came there",
         "participants/topic/messages.py",
-        "later = _created_since(places, new) if named else frozenset()\n",
+        "later = _created_since(newest, new)\n",
         "later: frozenset[str] = frozenset()\n",
         tests=(
             _TRIMMED_CHILD,
