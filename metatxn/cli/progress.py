@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -16,7 +17,10 @@ EVERY_S = 0.2
 BAR = 20
 _CLEAR = "\r\x1b[K"
 
+ASKED_AT_ONCE = 16
+
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ProgressLine:
@@ -69,3 +73,9 @@ class ProgressLine:
     ) -> None:
         if self._shown:
             print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+def each_of(what: str, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """What `ask` returns for each of the items, a few of which are asked for at a time, in their order."""
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool, ProgressLine(what, total=len(items)) as line:
+        return list(line.over(pool.map(ask, items)))

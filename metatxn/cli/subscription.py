@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
@@ -21,7 +20,7 @@ from metatxn.cli.completion import complete_subscription, complete_topic
 from metatxn.cli.consent import ConsentOptions, counted, takes_consent
 from metatxn.cli.options import CliError, LimitOption, ServiceOptions, takes_session
 from metatxn.cli.output import print_fields, print_json, print_more, print_rows, when
-from metatxn.cli.progress import ProgressLine
+from metatxn.cli.progress import ProgressLine, each_of
 from metatxn.cli.redrive import redrive
 from metatxn.cli.times import TIME_HELP, milliseconds_of, time_of
 from metatxn.cli.topic import TopicArgument
@@ -36,7 +35,6 @@ app = typer.Typer(
 )
 app.command(epilog="Example: metatxn subscription redrive orders billing --limit 100")(redrive)
 NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", autocompletion=complete_subscription)]
-ASKED_AT_ONCE = 16
 LAG_COLUMNS = ("TOPIC", "SUBSCRIPTION", "TYPE", "BACKLOG", "SIZE", "OLDEST", "CONSUMERS", "HELD", "PENDING")
 LIST_COLUMNS = ("SUBSCRIPTION", "TYPE", "INITIAL", "DEAD_LETTERS", "CREATED")
 
@@ -178,8 +176,7 @@ def _print_lags(
             return None  # it was dropped meanwhile
         return about | {"consumers": len(told.consumers), "lag": asdict(SubscriptionTotals.of(told.segments))}
 
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool, ProgressLine("subscriptions", total=len(listed)) as line:
-        rows = [row for row in line.over(pool.map(behind, listed)) if row is not None]
+    rows = [row for row in each_of("subscriptions", behind, listed) if row is not None]
     rows.sort(key=lambda row: -row["lag"]["messages"] if row["lag"] else -math.inf)
     if session.json:
         print_json(rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,12 +11,11 @@ import metatxn
 from metatxn.cli.blockers import detail_of
 from metatxn.cli.options import ServiceOptions
 from metatxn.cli.output import as_json, print_json, print_more, print_rows
-from metatxn.cli.progress import ProgressLine
+from metatxn.cli.progress import each_of
 from metatxn.topic_totals import TopicTotals, active_segments
 from metatxn.wire.broker import TopicInfo
 from metatxn.words import size_text
 
-ASKED_AT_ONCE = 16
 COLUMNS = ("TOPIC", "SEGMENTS", "ENTRIES", "SIZE", "IN", "OUT", "HELD_BACK", "NOT_KNOWN")
 
 
@@ -26,8 +24,7 @@ def print_sizes(session: ServiceOptions, client: metatxn.Client, found: Iterator
     listed = list(itertools.islice(found, limit))
     names = [active_segments(topic) for topic in listed]
     wanted = list(itertools.chain.from_iterable(names))
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool, ProgressLine("segments", total=len(wanted)) as line:
-        answers = iter(list(line.over(pool.map(partial(detail_of, client, max_open=0), wanted))))
+    answers = iter(each_of("segments", partial(detail_of, client, max_open=0), wanted))
     rows = []
     for topic, segments in zip(listed, names, strict=True):
         details = [detail for detail in itertools.islice(answers, len(segments)) if detail is not None]
