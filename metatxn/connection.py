@@ -9,24 +9,14 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from metatxn.answers import parsed
 from metatxn.cluster import AnyOf, Directory
 from metatxn.delivery import OrderedDelivery
 from metatxn.http import Call, Http, json_body, path_of
-from metatxn.json_messages import entry_in_json
+from metatxn.publishing import Publishing
 from metatxn.topics import Layout, LayoutCache, OwnerOf
 from metatxn.transport.api import Answer, Transport
-from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, PublishAnswer, publish_params
-from metatxn.wire.errors import (
-    ExpiredTransaction,
-    MetatxnError,
-    NotFound,
-    PayloadTooLarge,
-    SchemaMismatch,
-    SegmentSealed,
-    UpgradePending,
-)
-from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.errors import MetatxnError
+from metatxn.wire.frames import Entry
 
 CLOSING_S = 5.0
 """How long a client that is being closed tries to abort its open transactions. After that their timeouts end them."""
@@ -35,10 +25,6 @@ MAX_OPEN = 10_000
 LAYOUT_PAUSE_S = 0.05
 LAYOUT_PATIENCE_S = 5.0
 """A broker that is not the owner may learn of a seal a little later than the client."""
-PUBLISH_SETTLED_BY = (SegmentSealed, NotFound, ExpiredTransaction, PayloadTooLarge, SchemaMismatch)
-"""The errors that also settle earlier attempts without an answer. A sealed segment answers from the sequences that it
-has seen before it refuses; a deleted one took its entries with it; an aborted transaction is never seen; and an entry
-that is too large or does not fit was so at the first attempt."""
 
 
 class Connection:
@@ -71,6 +57,7 @@ class Connection:
         self.coordinators = AnyOf(self.directory, "coordinator")
         self.brokers = AnyOf(self.directory, "broker")
         self.request_timeout_s = request_timeout_s
+        self._publishing = Publishing(self.http, self.topics, self.directory, self.spawn)
         self.sending: dict[OrderedDelivery[Any], None] = {}
         self._open: dict[str, None] = {}
         """The transactions that were begun and used here, and that no call has tried to end here."""
@@ -146,15 +133,7 @@ class Connection:
             await asyncio.sleep(LAYOUT_PAUSE_S)
 
     async def publish(self, segment: str, entry: Entry) -> str:
-        if entry.kind is PayloadKind.BATCH and not await self.directory.knows_batches():
-            if entry.behind is not None:
-                raise UpgradePending("services of release 0.2.0 know no sequenced producers")
-            entry = entry_in_json(entry)
-        path = path_of("segments", segment, "entries")
-        media_type = PAYLOAD_MEDIA_TYPES[entry.kind]
-        payload = bytes(entry.payload)
-        call = Call("POST", path, publish_params(entry), payload, media_type, settled_by=PUBLISH_SETTLED_BY)
-        return parsed(PublishAnswer, await self.owner_of(segment, call)).position
+        return await self._publishing.publish(segment, entry)
 
 
 def post(

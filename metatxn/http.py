@@ -124,6 +124,15 @@ def json_body(body: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(slots=True)
+class Earlier:
+    """What an earlier request for the same thing leaves to the next one: the time that is left, without waiting for a
+    turn, and the error of an attempt that may have had an effect."""
+
+    left_s: float
+    unanswered: MetatxnError | None = None
+
+
+@dataclass(slots=True)
 class _Attempts:
     """A call with all of its attempts. `end` is the time at which it is given up."""
 
@@ -205,10 +214,21 @@ class Http:
         self._closed = True
         await self._transport.close()
 
-    async def request(self, endpoint: Endpoint, call: Call, *, patient: bool = True) -> Answer:
+    async def request(
+        self, endpoint: Endpoint, call: Call, *, patient: bool = True, earlier: Earlier | None = None
+    ) -> Answer:
         """Return a 2xx answer. Raises the `MetatxnError` of the last attempt once `request_timeout_s` is over; the time
-        in which this waits for its turn does not count. With `patient=False` there is only one attempt."""
-        attempts = _Attempts(endpoint, call, _now() + self.timeout_s + call.wait_s)
+        in which this waits for its turn does not count. With `patient=False` there is only one attempt. `earlier` is
+        what other requests have left, and is told what this one leaves."""
+        earlier = earlier or Earlier(self.timeout_s)
+        attempts = _Attempts(endpoint, call, _now() + earlier.left_s + call.wait_s, earlier.unanswered)
+        try:
+            return await self._until_answered(attempts, patient=patient)
+        finally:
+            earlier.left_s = attempts.left_s
+
+    async def _until_answered(self, attempts: _Attempts, *, patient: bool) -> Answer:
+        call = attempts.call
         turns = self._turns[call.queue]
         for number in itertools.count(1):
             came = _now()

@@ -117,6 +117,10 @@ SMALL: Mapping[str, Sequence[int]] = {
     "metatxn.delivery.MAX_AHEAD": (1, 2),
     "metatxn.delivery.MAX_IN_FLIGHT": (1, 2),
     "metatxn.reader.FULL_PAGE_BYTES": (1,),
+    "metatxn.publishing.GATHERING_MS": (20, 300),
+    "metatxn.publishing.MAX_GROUP_ENTRIES": (2, 3),
+    "metatxn.publishing.MAX_GROUP_BYTES": (300,),
+    "metatxn.publishing.MAX_ENTRY_BYTES": (100,),
 }
 """By name."""
 AS_THEY_ARE: Mapping[str, Sequence[str]] = {
@@ -131,6 +135,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "metatxn.service.audit: MAX_TEXT",
         "metatxn.service.security.authentication: MAX_TOKEN_LENGTH",
         "metatxn.wire.batches: MAX_DEPTH",
+        "metatxn.wire.entry_groups: MAX_ENTRIES",
         "metatxn.wire.names: MAX_PAGE_TOKEN",
         "metatxn.wire.broker: MAX_ENTRY_MESSAGES MAX_SEGMENTS MAX_NAME MAX_REVISION MAX_DELAY_MS MAX_HOLD_MS",
         "metatxn.wire.broker: MAX_REDELIVERY_MS MAX_SESSION_TIMEOUT_MS MAX_TIME_MS",
@@ -139,7 +144,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "participants.common.horizon_lags: MAX_SEGMENT_SERIES",
         "participants.topic.subscription_metrics: MAX_SUBSCRIPTIONS",
         "participants.api.queries: MAX_WAIT_MS MAX_READ_BYTES",
-        "participants.api.routes: MAX_NUMBER",
+        "participants.api.append_routes: MAX_NUMBER",
         "participants.messages.read_holds: MAX_HOLDS",
         "participants.messages.schemas: MAX_SCHEMA_BYTES",
         "participants.segment.dedup: REMEMBERED_SEQUENCES REMEMBERED_IN_ALL",

@@ -182,19 +182,27 @@ def _answer_errors(app: FastAPI) -> None:
     app.exception_handler(Exception)(_bug)
 
 
+def problem_for(request: Request, error: errors.MetatxnError | MetastoreError) -> Problem:
+    """An error in an answer to this request. The address of another owner is the one at which its sender reaches it."""
+    if isinstance(error, MetastoreError):
+        error = from_store(error)
+    if isinstance(error, errors.NotOwner):
+        error.members["owner_url"] = address_for(listener_of(request), error.owner_url, error.listeners)
+    return problem_of(error)
+
+
 async def _service_error(request: Request, error: errors.MetatxnError) -> Response:
+    problem = problem_for(request, error)
     headers = None
     if isinstance(error, errors.NotOwner):
         query = request.scope["query_string"].decode("latin-1")
         path = request.scope["path"] + (f"?{query}" if query else "")
-        url = address_for(listener_of(request), error.owner_url, error.listeners)
-        error.members["owner_url"] = url
-        headers = {"Location": f"{url}{path}"}
-    return problem_response(problem_of(error), headers)
+        headers = {"Location": f"{error.members['owner_url']}{path}"}
+    return problem_response(problem, headers)
 
 
-async def _store_error(_: Request, error: MetastoreError) -> Response:
-    return problem_response(problem_of(from_store(error)))
+async def _store_error(request: Request, error: MetastoreError) -> Response:
+    return problem_response(problem_for(request, error))
 
 
 async def _validation_error(request: Request, error: RequestValidationError) -> Response:

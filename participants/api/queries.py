@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import AfterValidator, BeforeValidator
 
+from metatxn.wire.ids import TxnId
 from metatxn.wire.names import parse_page_token, parse_pair_token, place_or_time, token_or_time
 from metatxn.wire.text import no_control_characters
 
@@ -33,6 +34,7 @@ RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Sto
 StartQuery = Annotated[Literal["earliest", "latest"], Query(description="Where to begin without `after`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
 MaxBytesQuery = Annotated[int, Query(ge=1, le=MAX_READ_BYTES)]
+TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 PageTokenQuery = Annotated[str | None, parsed_by(parse_page_token), Query()]
 PairTokenQuery = Annotated[Any, parsed_by(parse_pair_token), Query()]
 TextQuery = Annotated[

@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
-from pydantic import AfterValidator
 
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Revision
-from metastore.versions import Feature
 from metatxn.service.audited import audited
 from metatxn.service.direct import DirectRoute
-from metatxn.service.gate import BODY
 from metatxn.service.http import Caller, PathText, problems
 from metatxn.service.listeners import UsedListener
 from metatxn.wire import errors, names
-from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import (
-    ARROW_MEDIA_TYPE,
-    BATCH_MEDIA_TYPE,
-    BYTES_MEDIA_TYPE,
     END_HEADER,
     FRAMES_MEDIA_TYPE,
-    MAX_NAME,
     MAX_REVISION,
     MAX_TIME_MS,
-    MESSAGES_MEDIA_TYPE,
     NEXT_HEADER,
     REVISION_HEADER,
-    AppendedPart,
     CreateTopicRequest,
     CutAnswer,
     Isolation,
-    Message,
     OpenTransaction,
     PositionAnswer,
-    PublishAnswer,
     PublishMessagesAnswer,
     PublishMessagesRequest,
     ReadMessagesAnswer,
@@ -50,12 +36,10 @@ from metatxn.wire.broker import (
     TopicInfo,
     TopicPage,
 )
-from metatxn.wire.frames import NO_SEQUENCE, Behind, Entry, PayloadKind
-from metatxn.wire.ids import TxnId
 from metatxn.wire.listeners import address_for
 from metatxn.wire.names import ReadPlace, ReadTime, topic_name
 from metatxn.wire.position import Position
-from metatxn.wire.text import no_control_characters
+from participants.api.append_routes import add_append_routes
 from participants.api.broker_routes import add_broker_routes
 from participants.api.exclusive_producer_routes import add_exclusive_producer_routes
 from participants.api.frames_response import ANSWER_BYTES, FramesResponse, LargeEntryResponse
@@ -72,6 +56,7 @@ from participants.api.queries import (
     StartQuery,
     TextQuery,
     TokenQuery,
+    TxnIdQuery,
     WaitQuery,
     parsed_by,
 )
@@ -83,39 +68,15 @@ from participants.api.transaction_routes import add_transaction_routes
 from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
-from participants.messages.batches import for_kafka
-from participants.messages.payloads import as_batch, entry_for_all_releases, hashes_of, read_bytes, with_json
+from participants.messages.payloads import read_bytes, with_json
 from participants.messages.topics import segment_not_found
-from participants.segment.dedup import AppendedBefore
 from participants.segment.reading import Page
 from participants.segment.segment import Segment
-from participants.topic.fitting import inspect
 from participants.topic.layout import LayoutUpkeep
 from participants.topic.messages import Messages, PublishOptions
 from participants.topic.reading import from_chosen, read_page, snapshot_revision
 from participants.topic.subscriptions import Subscriptions
 
-MAX_NUMBER = 2**53 - 1
-_ENTRY_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            BYTES_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "any bytes"},
-            ARROW_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "an Arrow IPC stream"},
-            MESSAGES_MEDIA_TYPE: {
-                "schema": {"type": "array", "items": {"type": "object"}},
-                "example": [{"key": "7", "value": {"id": 7}}],
-            },
-            BATCH_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "a batch of messages"},
-        },
-    }
-}
-
-TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
-NameQuery = Annotated[str | None, Query(min_length=1, max_length=MAX_NAME), AfterValidator(no_control_characters)]
-SequenceQuery = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
-EpochQuery = Annotated[int | None, Query(ge=1, le=MAX_NUMBER)]
-PreviousQuery = Annotated[int | None, Query(ge=NO_SEQUENCE, le=MAX_NUMBER)]
 MOST_TOPICS = 1_000
 """The most topics that one request lists, or looks through for a text."""
 MOST_COUNTED = 20_000
@@ -210,7 +171,7 @@ def _segment_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
     _look_route(api, broker)
     _position_route(api, broker)
     quick = APIRouter(route_class=DirectRoute)
-    _append_route(quick, broker)
+    add_append_routes(quick, broker)
     _read_route(quick, broker)
     add_page_route(quick, broker, messages)
     api.routes.extend(quick.routes)
@@ -262,104 +223,6 @@ def _position_route(api: APIRouter, broker: Broker) -> None:
         page = await found.reader.read_cut(after or found.ledgers.start, revision)
         runs = [(str(run.first), str(run.last), run.decided) for run in page.runs]
         return CutAnswer(runs=runs, next=str(page.next), end=page.end)
-
-
-def _append_route(api: APIRouter, broker: Broker) -> None:
-    @api.post(
-        "/v1/segments/{segment}/entries",
-        tags=["segments"],
-        response_model_exclude_none=True,
-        responses=problems(307, 404, 409, 413, 422, 503, 504, 507),
-        openapi_extra=_ENTRY_BODY,
-        dependencies=[on_segment("produce")],
-    )
-    async def append_entry(
-        segment: PathText,
-        request: Request,
-        caller: Caller,
-        txn_id: TxnIdQuery = None,
-        writer: NameQuery = None,
-        producer: NameQuery = None,
-        sequence: SequenceQuery = None,
-        previous_sequence: PreviousQuery = None,
-        inherited_sequence: PreviousQuery = None,
-        producer_epoch: EpochQuery = None,
-        count: Annotated[int | None, Query(ge=1, le=2**32 - 1, description="1 when not given")] = None,
-    ) -> PublishAnswer:
-        """Append one entry. The body is its payload; `count` is the number of messages or rows in it.
-
-        With `sequence` a retry is recognized, so the entry is appended exactly once: sequences belong to a `writer`
-        (and its transaction), or outside a transaction to a `producer`.
-
-        With `previous_sequence` it is appended only after that one, so that a program that numbers its messages itself
-        may send them again in other entries.
-
-        The exclusive producer of the topic names its `producer_epoch`.
-        """
-        if txn_id is None:
-            producer, writer = producer or writer, None
-        if sequence is not None and txn_id is None and producer is None:
-            raise errors.InvalidArgument("sequence: needs a `producer` or `writer`", field="sequence")
-        behind = _behind(previous_sequence, inherited_sequence)
-        if behind is not None and (txn_id is not None or sequence is None or sequence <= behind.own):
-            raise errors.InvalidArgument(
-                "previous_sequence: needs a `sequence` above it, and no transaction", field="previous_sequence"
-            )
-        await check_transaction(broker, txn_id, caller)
-        target = await _appendable(broker, segment)
-        payload: bytes = request.scope[BODY]
-        found = await inspect(broker, target, request.headers.get("content-type"), payload, txn_id)
-        if found.count is not None and count not in (None, found.count):
-            raise errors.InvalidArgument(f"count: {count}, but the body holds {found.count}", field="count")
-        rows = found.count if found.count is not None else count or 1
-        sent = Entry(payload, found.kind, rows, txn_id, writer, producer, sequence, behind, producer_epoch)
-        entry = sent
-        if found.messages is not None and target.record.next_offset is not None:
-            entry = replace(sent, payload=as_batch(found.messages, broker.clock()), kind=PayloadKind.KAFKA)
-        elif sent.kind is PayloadKind.BATCH and target.record.next_offset is not None:
-            entry = replace(sent, payload=for_kafka(payload, broker.clock()), kind=PayloadKind.KAFKA)
-        elif sent.kind is PayloadKind.BATCH and not broker.version.allows(Feature.BATCHES):
-            entry = entry_for_all_releases(sent)
-        hashes = partial(_hashes, target, sent, found.messages)
-        try:
-            position, duplicate = await target.publish(entry, hashes, misfit=found.misfit)
-        except AppendedBefore as before:
-            if not before.complete:
-                raise
-            parts = [AppendedPart(**part.wire()) for part in before.parts]
-            return PublishAnswer(position=parts[0].position, duplicate=True, appended=parts)
-        return PublishAnswer(position=str(position), duplicate=duplicate)
-
-
-def _behind(own: int | None, inherited: int | None) -> Behind | None:
-    if own is None and inherited is None:
-        return None
-    return Behind(NO_SEQUENCE if own is None else own, NO_SEQUENCE if inherited is None else inherited)
-
-
-async def _appendable(broker: Broker, segment_id: str) -> Segment:
-    """The segment. A removed one is like any other sealed one: the messages go to its children."""
-    try:
-        return await broker.segment(segment_id)
-    except errors.NotFound:
-        removed = await broker.removed(segment_id)
-        if removed is None:
-            raise
-        raise removed.sealed() from None
-
-
-def _hashes(segment: Segment, sent: Entry, messages: list[Message] | None) -> frozenset[int] | None:
-    """The hashes of the keys of an entry that may be a retry. None if they are unknown, or if they did not determine
-    the segment."""
-    if sent.kind is PayloadKind.BATCH:
-        keys: Sequence[str | None] = unpack_batch(sent.payload, sent.count).keys
-    elif messages is not None:
-        keys = [message.key for message in messages]
-    else:
-        return None
-    low, high = segment.record.range
-    found = frozenset(hashes_of(keys, sent.producer, sent.sequence))
-    return found if all(low <= hashed <= high for hashed in found) else None
 
 
 def _read_route(api: APIRouter, broker: Broker) -> None:

@@ -32,6 +32,7 @@ from metatxn.transport.api import Answer
 from metatxn.transport.reading import AnswerReader
 from metatxn.wire import errors, frames
 from metatxn.wire.batches import pack_batch, packed_message, unpack_batch
+from metatxn.wire.entry_groups import pack_entries, unpack_entries
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import BrowseToken, MessageId, ReadPlace, page_token, parse_page_token
@@ -251,6 +252,20 @@ def check_batch_of_messages(data: bytes) -> None:
             assert {len(column) for column in unpack_batch(raw, count)} == {count}
 
 
+def check_entry_group(data: bytes) -> None:
+    try:
+        entries = unpack_entries(data)
+    except errors.InvalidArgument:
+        return
+    assert sum(head.size for head, _ in entries) == sum(len(payload) for _, payload in entries)
+    assert data.endswith(b"".join(payload for _, payload in entries))
+
+
+def entry_group() -> bytes:
+    entry = frames.Entry(b"abc", frames.PayloadKind.BYTES, 1, None, "w", "p", 7)
+    return pack_entries([(SEGMENT, entry), (SEGMENT, frames.Entry(b"", frames.PayloadKind.BATCH, 2, sequence=8))])
+
+
 def check_records(data: bytes) -> None:
     """As it is, and with each codec. Whatever is in it, it has as many messages as its entry counts."""
     batches = [data]
@@ -404,6 +419,7 @@ TARGETS: Mapping[str, Target] = {
     "Produce of Kafka's clients": Target(kafka.check_produce, kafka.good_produce()),
     "Fetch of Kafka's clients": Target(kafka.check_fetch, kafka.good_fetch()),
     "calls of Kafka's clients": Target(kafka.check_call, kafka.good_calls()),
+    "groups of entries": Target(check_entry_group, [entry_group()]),
     "batches of Kafka's clients": Target(kafka.check_sent_batch, [kafka.BATCH]),
     "entries of Pulsar's clients": Target(check_entry, [bytes(6) + METADATA + IN_BATCH * 3, IN_BATCH * 3]),
     "commands of Pulsar's clients": Target(

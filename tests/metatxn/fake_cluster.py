@@ -21,6 +21,7 @@ import pyarrow as pa
 import metatxn
 from metatxn.wire.batches import unpack_batch
 from metatxn.wire.broker import ARROW_MEDIA_TYPE, HASH_RANGE_END, MESSAGES_MEDIA_TYPE, hash_of_key
+from metatxn.wire.entry_groups import unpack_entries
 from metatxn.wire.errors import BY_CODE, ErrorCode
 from participants.messages.batches import check_batch
 from tests.over_httpx import OverHttpx
@@ -81,6 +82,7 @@ class FakeCluster:
         self.segments = {"s-0": Segment(0, HASH_RANGE_END)}
         self.version: int | None = 2
         """The cluster version; None: it is of release 0.2.0."""
+        self.knows_groups = True
         self._lock = threading.RLock()
 
     @property
@@ -163,6 +165,8 @@ class FakeCluster:
                 return self._decide(txn_id, "ABORTED")
             case "GET", ["topics", "t"]:
                 return httpx.Response(200, json={"name": "t", "segments": self._segments()})
+            case "POST", ["txns", txn_id, "entries"] if self.knows_groups:
+                return self._append_group(txn_id, request.content)
             case "POST", ["segments", segment_id, "entries"]:
                 return self._append(segment_id, request)
         return problem(ErrorCode.NOT_FOUND, f"nothing at {request.url}")
@@ -212,6 +216,15 @@ class FakeCluster:
             }
             for name, segment in self.segments.items()
         ]
+
+    def _append_group(self, txn_id: str, body: bytes) -> httpx.Response:
+        """Each entry as in a request of its own."""
+        outcomes = []
+        for head, payload in unpack_entries(body):
+            params = {"txn_id": txn_id, **head.model_dump(include={"producer", "sequence", "count"})}
+            url, kind = httpx.URL(f"{BROKER}/v1/segments", params=params), {"Content-Type": head.media_type}
+            outcomes.append(self._append(head.segment, httpx.Request("POST", url, content=payload, headers=kind)))
+        return httpx.Response(200, json={"outcomes": [outcome.json() for outcome in outcomes]})
 
     def _append(self, segment_id: str, request: httpx.Request) -> httpx.Response:
         segment, params = self.segments[segment_id], request.url.params

@@ -14,13 +14,14 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from unittest import mock
 
 import httpx
 import pyarrow as pa
 import pytest
 
 import metatxn
-from metatxn import delivery
+from metatxn import delivery, publishing
 from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, answering, lost, problem, proxy
 from tests.simulation.loop import SimulationLoop
@@ -41,7 +42,7 @@ class Story:
     """Two senders, one after the other. `sent`: what each of them was given, by key; `told`: the failures it raised."""
 
     random: Random
-    cluster: FakeCluster
+    cluster: Changing
     of: Sequence[str] = ("producer", "producer in", "table", "table in")
     sizes: Sequence[int] = (1, 1, 2, 7, 1000)
     sent: list[dict[str, list[int]]] = field(default_factory=list)
@@ -78,6 +79,8 @@ class Story:
         for key, item in self._items(number):
             value = {"k": key, "n": item, "by": number}
             self.futures.append((number, key, item, await producer.send(value, key=key, txn=txn)))
+            if txn is not None and self.random.random() < 0.1:
+                await producer.flush()
         await producer.flush()
 
     async def _write(self, client: metatxn.AsyncClient, number: int, txn: metatxn.AsyncTransaction | None) -> None:
@@ -124,8 +127,8 @@ class Story:
 
 
 class Changing(FakeCluster):
-    """Every request with an entry takes its time to arrive, and meets the next of some faults; so many entries are
-    `refused` for good."""
+    """Every request with entries takes its time to arrive, and meets the next of some faults; so do single entries of a
+    group. So many entries are `refused` for good."""
 
     def __init__(self, random: Random, refusals: int) -> None:
         super().__init__()
@@ -135,15 +138,34 @@ class Changing(FakeCluster):
         self._behind = random.choices(FAULTS, k=6)
         self._to_refuse = refusals
         self._refused: dict[str, bool] = {}
+        self.groups = 0
+        self._in_group = False
+        for _ in range(random.choice([0, 3])):
+            self.split(next(name for name, segment in self.segments.items() if not segment.children))
 
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         if request.method == "POST" and request.url.path.endswith("/entries"):
             self._draw(self.before, self._ahead)
             self._draw(self.after, self._behind)
             await asyncio.sleep(self._random.choice([0, 0.01, 0.3]))
-            if self._refuses(request.url.params["producer"] + request.url.params["sequence"]):
-                return problem(ErrorCode.PAYLOAD_TOO_LARGE)
         return await super()._handle(request)
+
+    def _append_group(self, txn_id: str, body: bytes) -> httpx.Response:
+        self.groups += 1
+        self._in_group = True
+        try:
+            return super()._append_group(txn_id, body)
+        finally:
+            self._in_group = False
+
+    def _append(self, segment_id: str, request: httpx.Request) -> httpx.Response:
+        if self._refuses(request.url.params["producer"] + request.url.params["sequence"]):
+            return problem(ErrorCode.PAYLOAD_TOO_LARGE)
+        chance = self._random.random() if self._in_group else 1
+        if chance < 0.1:
+            return problem(ErrorCode.STORE_UNAVAILABLE)
+        answer = super()._append(segment_id, request)
+        return problem(ErrorCode.OUTCOME_UNKNOWN) if chance < 0.2 else answer
 
     def _refuses(self, entry: str) -> bool:
         if entry not in self._refused:
@@ -172,7 +194,8 @@ class Changing(FakeCluster):
 def told(seed: int, refusals: int) -> Story:
     random = Random(seed)
     story = Story(random, Changing(random, refusals))
-    in_virtual_time(random, story.run())
+    with mock.patch.object(publishing, "GATHERING_MS", random.choice([0, 20])):
+        in_virtual_time(random, story.run())
     return story
 
 
@@ -188,6 +211,10 @@ def in_virtual_time(random: Random, story: Coroutine[Any, Any, None]) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_sent_arrives_once_or_is_told_of(seed: int, refusals: int) -> None:
     told(seed, refusals).check(refusals)
+
+
+def test_some_of_it_travels_in_groups() -> None:
+    assert sum(told(seed, 0).cluster.groups for seed in range(20)) > 20
 
 
 @pytest.mark.parametrize("seed", range(10))

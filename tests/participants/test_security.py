@@ -24,7 +24,9 @@ import metatxn
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metastore.types import Record
+from metatxn.wire.entry_groups import MEDIA_TYPE, pack_entries
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.problems import Problem
 from participants.api import rights
@@ -88,6 +90,24 @@ async def test_each_right_opens_its_own_endpoints_and_no_other(callers: dict[str
                 assert problem.principal and "lacks" in problem.detail and "topic" in problem.detail  # type: ignore[attr-defined]
 
 
+async def test_each_entry_of_a_group_asks_for_the_right_on_its_topic(callers: dict[str, Caller]) -> None:
+    segments = []
+    for name in ("orders", "other"):
+        created = await callers["root"].broker.post("/v1/topics", json={"name": name})
+        segments.append(created.json()["segments"][0]["segment"])
+    entry = Entry(b"x", PayloadKind.BYTES, 1, sequence=0)
+    body = pack_entries([(segment, entry) for segment in [*segments, "nonsense"]])
+    appended = {"root": [True, True, False], "produce": [True, False, False], "nothing": [False, True, False]}
+    for name, caller in callers.items():
+        txn = (await caller.coordinator.post("/v1/txns")).json()["txn_id"]
+        answer = await caller.broker.post(f"/v1/txns/{txn}/entries", content=body, headers={"Content-Type": MEDIA_TYPE})
+        outcomes = answer.json()["outcomes"]
+        assert ["position" in outcome for outcome in outcomes] == appended.get(name, [False] * 3), name
+        if name != "root":
+            details = [outcome["detail"] for outcome in outcomes if "detail" in outcome]
+            assert all("lacks the right produce on topic" in detail for detail in details)
+
+
 async def test_a_refusal_comes_before_everything_else_and_names_the_right(callers: dict[str, Caller]) -> None:
     """Before what the body says, and for topics and segments that do not exist: existence is told to nobody."""
     broker = callers["nothing"].broker
@@ -131,7 +151,7 @@ async def test_a_broker_says_when_the_token_ends_that_it_shows_to_others(tmp_pat
 
 async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> None:
     """So that one that is added without is noticed. Those that name no topic in their path ask in their body, and
-    that of a transaction asks who owns it."""
+    those of a transaction ask who owns it, and for a right on the topic of each entry."""
     store = MemoryStore(INDEXES)
     service = BrokerService(store, data_dir=tmp_path, port=0)
     await service.start()
@@ -149,7 +169,7 @@ async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> No
     assert without == {
         *("POST /v1/topics", "GET /v1/topics", "GET /v1/subscriptions", "POST /v1/horizons"),
         *("GET /v1/cluster", "GET /v1/status", "GET /v1/access", "GET /v1/throughput"),
-        "GET /v1/txns/{txn_id}/work",
+        *("GET /v1/txns/{txn_id}/work", "POST /v1/txns/{txn_id}/entries"),
     }
     assert len(asking) - len(without) >= 6
 
@@ -178,6 +198,9 @@ async def test_b14_a_write_into_a_transaction_of_another_is_refused(
         monkeypatch.setattr(HeaderMirror, "seen", lambda *_: None)
     txn = (await root.coordinator.post("/v1/txns")).json()["txn_id"]
     assert "a principal other" in refused(await other.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).detail
+    entry = Entry(b"x", PayloadKind.BYTES, 1, sequence=0)
+    group = pack_entries([(f"segment://{ORDERS}/0000-ffff-0", entry)])
+    assert "a principal other" in refused(await other.post(f"/v1/txns/{txn}/entries", content=group)).detail
     assert (await root.broker.post(MESSAGES, params={"txn_id": txn}, json=MESSAGE)).status_code == 200
     assert (await root.coordinator.post(f"/v1/txns/{txn}/commit")).status_code == 200
 

@@ -88,7 +88,7 @@ BATCHES = (
     Mutant(
         "hashes-of-a-batch-unknown",
         "5.13: of a batch that is sent again, the part that is there is not appended again",
-        _ROUTES,
+        "participants/api/append_routes.py",
         "        keys: Sequence[str | None] = unpack_batch(sent.payload, sent.count).keys\n",
         "        return None\n",
         tests=("tests/participants/broker/test_retries.py",),

@@ -133,9 +133,9 @@ VERSIONS = (
     Mutant(
         "batches-before-the-upgrade",
         "an earlier release opens a ledger that a later one has written to",
-        "participants/api/routes.py",
-        "        elif sent.kind is PayloadKind.BATCH and not broker.version.allows(Feature.BATCHES):\n",
-        "        elif not sent.kind:\n",
+        "participants/api/append_routes.py",
+        "    elif sent.kind is PayloadKind.BATCH and not broker.version.allows(Feature.BATCHES):\n",
+        "    elif not sent.kind:\n",
         tests=(f"{_BROKER_TESTS}::test_a_batch_becomes_json_in_a_ledger_that_an_earlier_release_may_open",),
     ),
     Mutant(

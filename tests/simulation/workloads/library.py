@@ -36,7 +36,9 @@ class Library(Consume):
 
     async def set_up(self) -> None:
         await super().set_up()
-        self.receipts = await self.create_topic("receipts", self.world.generator("receipts"))
+        self.receipts = [
+            await self.create_topic(name, self.world.generator(name)) for name in ("receipts", "copies of receipts")
+        ]
 
     def start(self) -> None:
         for number in range(PRODUCERS):
@@ -155,14 +157,16 @@ class Shop(User):
 
 
 class Cashier(User):
-    """Begins one transaction after another, so the library begins some of them ahead."""
+    """Begins one transaction after another, so the library begins some of them ahead. Each receipt has a copy in
+    another topic, so that several entries of a transaction travel together."""
 
     pause_s = 4.0
 
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)
         assert isinstance(workload, Library)
-        self._receipts = self.library.producer(workload.receipts, **entry_bounds(workload.world.seed))
+        bounds = entry_bounds(workload.world.seed)
+        self._receipts = [self.library.producer(topic, **bounds) for topic in workload.receipts]
 
     async def act(self) -> None:
         for number, txn in enumerate([await self._begin_at_once() for _ in range(IN_A_ROW)]):
@@ -182,7 +186,8 @@ class Cashier(User):
         self.history.ends.append(end)
         try:
             with self.asking("commit" if end.commit else "abort", txn_id=txn.id) as asked:
-                await self.put(self._receipts, key, txn)
+                for producer in self._receipts:
+                    await self.put(producer, key, txn)
                 await (txn.commit() if end.commit else txn.abort())
         except Told:
             end.outcome, end.code = asked.outcome, asked.code

@@ -1,0 +1,204 @@
+"""Entries that are due at the same time travel together.
+
+    publish ──▶ the group of its transaction and broker ──▶ one request ──▶ the outcome of each entry
+
+Within one turn of the event loop, the small entries of one transaction for one broker form a group, which is one
+request (`metatxn.wire.entry_groups`). Only entries of one transaction do: nothing is visible before all of them are
+durable, so none can be late because of another one.
+
+A group is sent once. What is not appended by it is sent again by itself, exactly as if there had been no group: with
+redirects, retries, and their errors. The sequence of an entry tells a broker what it has already appended. So a group
+that was lost on its way, or half carried out, or sent to a broker that has just lost a segment, costs time and nothing
+else, and an entry whose group had no answer has an unknown outcome until a request of its own tells it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from metatxn.answers import parsed
+from metatxn.cluster import Directory
+from metatxn.http import Call, Earlier, Http, path_of
+from metatxn.json_messages import entry_in_json
+from metatxn.topics import LayoutCache, OwnerOf
+from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, PublishAnswer, publish_params
+from metatxn.wire.entry_groups import MEDIA_TYPE, PublishGroupAnswer, pack_entries
+from metatxn.wire.errors import (
+    ExpiredTransaction,
+    MetatxnError,
+    NotFound,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    SchemaMismatch,
+    SegmentSealed,
+    TransactionNotFound,
+    UpgradePending,
+)
+from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.ids import TxnId
+from metatxn.wire.problems import from_problem
+
+GATHERING_MS = 0
+"""How long the first entry of a group waits for others. With 0 it is the rest of a turn of the event loop."""
+MAX_ENTRY_BYTES = 64 * 1024
+"""Larger entries travel alone: a request costs little beside them."""
+MAX_GROUP_BYTES = 1024 * 1024
+MAX_GROUP_ENTRIES = 250
+"""A group is sent at once when it has this much."""
+SETTLED_BY = (SegmentSealed, NotFound, ExpiredTransaction, PayloadTooLarge, SchemaMismatch)
+"""The errors that also settle earlier attempts without an answer. A sealed segment answers from the sequences that it
+has seen before it refuses; a deleted one took its entries with it; an aborted transaction is never seen; and an entry
+that is too large or does not fit was so at the first attempt."""
+
+
+class Spawn(Protocol):
+    def __call__(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends or the client is closed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    segment: str
+    entry: Entry
+    outcome: asyncio.Future[str | Earlier]
+    """The position, or what is known of the attempt that was not successful."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    url: str
+    txn_id: TxnId
+    members: list[_Member] = field(default_factory=list)
+    size: int = 0
+
+
+class Publishing:
+    """See the module docstring. For one client and one event loop."""
+
+    def __init__(self, http: Http, topics: LayoutCache, directory: Directory, spawn: Spawn) -> None:
+        self._http = http
+        self._topics = topics
+        self._directory = directory
+        self._spawn = spawn
+        self._forming: dict[tuple[str, TxnId], _Group] = {}
+        self._without_groups: set[str] = set()
+        """Brokers of earlier releases, which know no groups."""
+
+    async def publish(self, segment: str, entry: Entry) -> str:
+        """See `Link.publish`."""
+        if entry.kind is PayloadKind.BATCH and not await self._directory.knows_batches():
+            if entry.behind is not None:
+                raise UpgradePending("services of release 0.2.0 know no sequenced producers")
+            entry = entry_in_json(entry)
+        url = self._topics.owner(segment)
+        if url is None or url in self._without_groups or not _travels_with_others(entry):
+            return await self._alone(segment, entry)
+        outcome = await self._join(url, segment, entry)
+        return outcome if isinstance(outcome, str) else await self._alone(segment, entry, outcome)
+
+    async def _alone(self, segment: str, entry: Entry, earlier: Earlier | None = None) -> str:
+        path = path_of("segments", segment, "entries")
+        media_type = PAYLOAD_MEDIA_TYPES[entry.kind]
+        call = Call("POST", path, publish_params(entry), bytes(entry.payload), media_type, settled_by=SETTLED_BY)
+        owner = OwnerOf(self._topics, self._directory, segment)
+        return parsed(PublishAnswer, await self._http.request(owner, call, earlier=earlier)).position
+
+    # -- groups ------------------------------------------------------------------------------------------------
+
+    def _join(self, url: str, segment: str, entry: Entry) -> asyncio.Future[str | Earlier]:
+        assert entry.txn_id is not None
+        loop = asyncio.get_running_loop()
+        group = self._forming.get((url, entry.txn_id))
+        if group is None:
+            group = self._forming[url, entry.txn_id] = _Group(url, entry.txn_id)
+            loop.call_later(GATHERING_MS / 1000, self._depart, group)
+        member = _Member(segment, entry, loop.create_future())
+        group.members.append(member)
+        group.size += entry.size
+        if len(group.members) >= MAX_GROUP_ENTRIES or group.size >= MAX_GROUP_BYTES:
+            self._depart(group)
+        return member.outcome
+
+    def _depart(self, group: _Group) -> None:
+        if self._forming.get((group.url, group.txn_id)) is not group:
+            return  # it was full before
+        del self._forming[group.url, group.txn_id]
+        if len(group.members) == 1:
+            group.members[0].outcome.set_result(Earlier(self._http.timeout_s))
+        else:
+            self._spawn(self._send(group))
+
+    async def _send(self, group: _Group) -> None:
+        outcomes: list[str | Earlier] | None = None
+        try:
+            outcomes = await self._outcomes(group)
+        finally:  # also if the client is being closed
+            for place, member in enumerate(group.members):
+                if not member.outcome.done():
+                    member.outcome.set_result(outcomes[place] if outcomes else _given_up())
+
+    async def _outcomes(self, group: _Group) -> list[str | Earlier]:
+        body = pack_entries((member.segment, member.entry) for member in group.members)
+        call = Call("POST", path_of("txns", str(group.txn_id), "entries"), content=body, content_type=MEDIA_TYPE)
+        owners = [OwnerOf(self._topics, self._directory, member.segment) for member in group.members]
+        earlier = Earlier(self._http.timeout_s)
+        try:
+            answer = await self._http.request(_Broker(group.url, owners), call, patient=False, earlier=earlier)
+            outcomes = parsed(PublishGroupAnswer, answer).outcomes
+        except MetatxnError as error:
+            if error.members.get("status") == HTTPStatus.NOT_FOUND and not isinstance(error, TransactionNotFound):
+                self._without_groups.add(group.url)
+            return [_left(earlier, error) for _ in group.members]
+        if len(outcomes) != len(group.members):
+            wrong = OutcomeUnknown(f"{group.url} told {len(outcomes)} outcomes of {len(group.members)} entries")
+            return [_left(earlier, wrong) for _ in group.members]
+        return [
+            each.position
+            if isinstance(each, PublishAnswer)
+            else _left(earlier, from_problem(each.model_dump(exclude_none=True)))
+            for each in outcomes
+        ]
+
+
+class _Broker:
+    """An endpoint: the broker at `url`, which owns several segments as far as is known."""
+
+    def __init__(self, url: str, owners: Sequence[OwnerOf]) -> None:
+        self._url = url
+        self._owners = owners
+
+    async def url(self) -> str:
+        return self._url
+
+    def failed(self, url: str) -> None:
+        for owner in self._owners:
+            owner.failed(url)
+
+    def unavailable(self, url: str) -> bool:
+        for owner in self._owners:
+            owner.unavailable(url)
+        return False
+
+    def moved(self, url: str) -> None: ...
+
+
+def _left(earlier: Earlier, error: MetatxnError) -> Earlier:
+    return Earlier(earlier.left_s, None if error.definite else error)
+
+
+def _given_up() -> Earlier:
+    return Earlier(0, OutcomeUnknown("the client was closed while this was being sent"))
+
+
+def _travels_with_others(entry: Entry) -> bool:
+    return (
+        entry.txn_id is not None
+        and entry.sequence is not None
+        and entry.behind is None
+        and entry.epoch is None
+        and entry.size <= MAX_ENTRY_BYTES
+    )

@@ -1,0 +1,112 @@
+"""Entries of a transaction that travel together."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_CLIENT = "metatxn/publishing.py"
+_HTTP = "metatxn/http.py"
+_WIRE = "metatxn/wire/entry_groups.py"
+_ROUTES = "participants/api/append_routes.py"
+_TEST = "tests/metatxn/test_entry_groups.py"
+_TEST_ROUTES = "tests/participants/api/test_entry_groups.py"
+_TEST_SECURITY = "tests/participants/test_security.py"
+
+ENTRY_GROUPS = (
+    Mutant(
+        "group-without-an-answer-is-forgotten",
+        "an entry whose group had no answer is not denied by the refusal of the next request",
+        _CLIENT,
+        "None if error.definite else error)",
+        "None)",
+        tests=(f"{_TEST}::test_an_entry_that_was_perhaps_appended_is_not_denied",),
+    ),
+    Mutant(
+        "wrong-number-of-outcomes",
+        "an answer with another number of outcomes tells nothing",
+        _CLIENT,
+        "if len(outcomes) != len(group.members):",
+        "if not outcomes:",
+        tests=(f"{_TEST}::test_an_answer_that_does_not_fit_tells_nothing",),
+    ),
+    Mutant(
+        "earlier-release-is-asked-for-ever",
+        "a broker that knows no groups is asked once",
+        _CLIENT,
+        "                self._without_groups.add(group.url)\n",
+        "                pass\n",
+        tests=(f"{_TEST}::test_a_broker_of_an_earlier_release_is_asked_once",),
+    ),
+    Mutant(
+        "unknown-transaction-ends-groups",
+        "a broker that does not know a transaction knows groups",
+        _CLIENT,
+        " and not isinstance(error, TransactionNotFound):",
+        ":",
+        tests=(f"{_TEST}::test_a_group_into_an_unknown_transaction_does_not_end_all_groups",),
+    ),
+    Mutant(
+        "groups-without-a-bound",
+        "a group leaves when it is full",
+        _CLIENT,
+        "len(group.members) >= MAX_GROUP_ENTRIES",
+        "len(group.members) > MAX_GROUP_ENTRIES",
+        tests=(f"{_TEST}::test_a_group_has_a_bound",),
+    ),
+    Mutant(
+        "group-gets-a-time-of-its-own",
+        "a group and what follows it take no longer than one request",
+        _HTTP,
+        "            earlier.left_s = attempts.left_s\n",
+        "            pass\n",
+        tests=(f"{_TEST}::test_the_time_of_a_group_counts",),
+    ),
+    Mutant(
+        "exclusive-producer-travels-with-others",
+        "an entry of an exclusive producer keeps its epoch",
+        _CLIENT,
+        "        and entry.epoch is None\n",
+        "",
+        tests=(f"{_TEST}::test_what_only_one_request_can_say_travels_alone",),
+    ),
+    Mutant(
+        "bytes-behind-a-group",
+        "a group ends with its last payload",
+        _WIRE,
+        "    if at != len(body):",
+        "    if at > len(body):",
+        tests=(f"{_TEST_ROUTES}::test_a_malformed_group_changes_nothing",),
+    ),
+    Mutant(
+        "payloads-of-a-group-end-early",
+        "a group has all of its payloads",
+        _WIRE,
+        "    if at != len(body):",
+        "    if at < len(body):",
+        tests=(f"{_TEST_ROUTES}::test_a_malformed_group_changes_nothing",),
+    ),
+    Mutant(
+        "right-on-the-topics-of-a-group",
+        "each entry of a group needs the right on its topic",
+        _ROUTES,
+        "        if not caller.superuser:\n            caller.require(",
+        "        if False:\n            caller.require(",
+        tests=(f"{_TEST_SECURITY}::test_each_entry_of_a_group_asks_for_the_right_on_its_topic",),
+    ),
+    Mutant(
+        "group-into-a-foreign-transaction",
+        "nobody writes into the transaction of another principal",
+        _ROUTES,
+        "        await check_transaction(broker, txn_id, caller)\n        outcomes =",
+        "        outcomes =",
+        tests=(f"{_TEST_SECURITY}::test_b14_a_write_into_a_transaction_of_another_is_refused",),
+    ),
+    Mutant(
+        "one-refusal-refuses-the-group",
+        "an entry of a group is refused by itself",
+        _ROUTES,
+        "    except (errors.MetatxnError, MetastoreError) as error:\n        return problem_for(request, error)\n",
+        "    except MetastoreError as error:\n        return problem_for(request, error)\n",
+        tests=(f"{_TEST_ROUTES}::test_one_entry_is_refused_and_the_others_are_appended",),
+    ),
+)
