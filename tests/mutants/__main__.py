@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutants.guards import GUARDS
-from tests.mutants.hunt import SEEDS, Found, give_up, hunt
+from tests.mutants.hunt import SEEDS, Found, failing_anyway, give_up, hunt
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.protocol import PROTOCOL
 
@@ -36,6 +36,9 @@ def main() -> int:
         except KeyboardInterrupt:
             give_up()
             raise
+    if failing := failing_anyway(found.by_tests.by for _, found in rows if found.by_tests):
+        _say(f"without any mutant, too, these fail: {', '.join(failing)}\n")
+        return 1
     missed = [mutant.name for mutant, found in rows if not _is_caught(mutant, found)]
     if missed:
         _say(f"not caught: {', '.join(missed)}\n")

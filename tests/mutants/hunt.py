@@ -1,7 +1,8 @@
 """Looks for what catches a mutant: the tests, and seeds of the simulation.
 
-What catches it must pass without the mutant: otherwise it has found a bug of ours, which comes first. What was found is
-kept in build/mutants under the digest of the mutated source, so that a run which was cut off goes on where it was.
+What catches it must pass without the mutant: otherwise it has found a bug of ours, which comes first. Seeds are run
+again at once, and tests all together in the end (`failing_anyway`). What was found is kept in build/mutants under the
+digest of the mutated source, so that a run which was cut off goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,14 +51,7 @@ class Found(NamedTuple):
 
 def hunt(mutant: Mutant) -> Found:
     """Where the mutant has to be found, and where it might be: tests beside the file of a rule of the protocol."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
-        copy = Path(place)
-        for name in _COPIED:
-            if (ROOT / name).is_dir():
-                # With what is compiled, which holds as long as its source; not with what is being compiled.
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc.*", "images"))
-            else:
-                shutil.copy(ROOT / name, copy / name)
+    with _copied() as copy:
         mutant.apply(copy)
         if mutant.tests:
             return Found(_by_tests(mutant, copy, mutant.tests, TESTS_S), None)
@@ -66,6 +60,32 @@ def hunt(mutant: Mutant) -> Found:
             _by_tests(mutant, copy, (mutant.tests_beside,), TESTS_BESIDE_S),
             _kept(mutant, f"seeds-{digest}", lambda: _by_seeds(mutant, copy)),
         )
+
+
+@contextmanager
+def _copied() -> Iterator[Path]:
+    """A copy of the source."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
+        copy = Path(place)
+        for name in _COPIED:
+            if (ROOT / name).is_dir():
+                # With what is compiled, which holds as long as its source; not with what is being compiled.
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc.*", "images"))
+            else:
+                shutil.copy(ROOT / name, copy / name)
+        yield copy
+
+
+def failing_anyway(tests: Iterable[str]) -> list[str]:
+    """Those of these tests that fail without any mutant, in a copy like that of the mutants."""
+    with _copied() as copy:
+        (copy / "wanted").write_text("".join(f"{test}\n" for test in sorted(set(tests))))
+        patience = ("--timeout", str(TESTS_S // 2), "--timeout-method", "signal")
+        command = [*_PYTEST, "-n", str(os.cpu_count()), *patience, "@wanted"]
+        run = subprocess.run(command, cwd=copy, stdout=subprocess.PIPE, text=True, check=False)
+        failed = _FAILED.findall(run.stdout)
+        assert run.returncode == 0 or failed, f"these tests did not run:\n{run.stdout[-2000:]}"
+        return failed
 
 
 def find(first: int, last: int, workload: str) -> tuple[str, int] | None:
@@ -113,22 +133,16 @@ def _by_tests(mutant: Mutant, copy: Path, tests: tuple[str, ...], at_most_s: int
     """Kept for this source, and for what stands in the directories of these tests."""
     beside = {"/".join(Path(test.partition("::")[0]).parts[:2]) for test in tests}
     digest = source_digest(copy, tests, at_most_s, packages=(*_PACKAGES, *sorted(beside)))
-    return _kept(mutant, f"tests-{digest}", lambda: _first_that_fails(mutant, copy, tests, at_most_s))
+    return _kept(mutant, f"tests-{digest}", lambda: _first_that_fails(copy, tests, at_most_s))
 
 
-def _first_that_fails(mutant: Mutant, copy: Path, tests: tuple[str, ...], at_most_s: int) -> Catch | None:
+def _first_that_fails(copy: Path, tests: tuple[str, ...], at_most_s: int) -> Catch | None:
     begun = time.monotonic()
     test = _first_to_fail(copy, tests, at_most_s)
-    seconds = time.monotonic() - begun
-    if test is None:
-        return None
-    mutant.take_back(copy)
-    ours = _first_to_fail(copy, (test,), at_most_s)
-    mutant.apply(copy)
-    assert ours is None, f"{mutant.name}: without it, too, this fails: {ours}"
-    return Catch(test, seconds)
+    return None if test is None else Catch(test, time.monotonic() - begun)
 
 
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -136,7 +150,7 @@ def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | 
     """None when all pass, or none has failed within `at_most_s`; one that waits for ever fails after half of that.
     Nothing that they have started stays behind, whatever a mutant does to those who stop it."""
     patience = ("--timeout", str(at_most_s // 2), "--timeout-method", "signal")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *patience, *tests]
+    command = [*_PYTEST, "-x", *patience, *tests]
     run = subprocess.Popen(
         command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
