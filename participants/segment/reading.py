@@ -186,9 +186,10 @@ class SegmentReader:
     async def position_at(self, at_ms: int) -> Position:
         """The position of the first entry that was published at `at_ms` or later, or of the next one to come.
 
-        Entries lie in the order in which this segment's owners published them, so it is found by bisection, with one
-        read for each step: 16 for a full ledger. One that was left out of its ledger is not found. It is as exact as
-        the clocks of these owners agree. Raises STORE_UNAVAILABLE and the store's errors.
+        Entries lie in the order in which this segment's owners published them, so it is found by bisection of the
+        ledgers, and then of one ledger, with one read for each step: 16 for a full ledger, and 10 for a thousand
+        ledgers. An entry that was left out of its ledger is not found. It is as exact as the clocks of these owners
+        agree. Raises STORE_UNAVAILABLE and the store's errors.
         """
         while True:
             try:
@@ -199,21 +200,28 @@ class SegmentReader:
             return found
 
     async def _find_position_at(self, at_ms: int) -> Position:
-        ledgers, start = self._segment.ledgers, self._segment.ledgers.start
-        for ledger in ledgers.ledgers:
-            if ledger.id < start.ledger:
-                continue  # it is trimmed, and not dropped yet
-            first, end = start.entry + 1 if ledger.id == start.ledger else 0, ledger.last_kept + 1
-            if first >= end or await self._published_ms(ledger, end - 1) < at_ms:
-                continue
-            while first < end:
-                middle = (first + end) // 2
-                if await self._published_ms(ledger, middle) < at_ms:
-                    first = middle + 1
-                else:
-                    end = middle
-            return Position(ledger.id, ledger.first_kept(first))
-        return ledgers.last_durable.next
+        chain, start = self._segment.ledgers, self._segment.ledgers.start
+        # What is below the start is trimmed, and not dropped yet.
+        kept = [
+            (each, start.entry + 1 if each.id == start.ledger else 0)
+            for each in chain.ledgers
+            if each.id >= start.ledger
+        ]
+        ledgers = [(ledger, first) for ledger, first in kept if first <= ledger.last_kept]
+
+        async def ends_before(number: int) -> bool:
+            ledger, _ = ledgers[number]
+            return await self._published_ms(ledger, ledger.last_kept) < at_ms
+
+        number = await _bisected(0, len(ledgers), ends_before)
+        if number == len(ledgers):
+            return chain.last_durable.next
+        ledger, first = ledgers[number]
+
+        async def is_before(entry: int) -> bool:
+            return await self._published_ms(ledger, entry) < at_ms
+
+        return Position(ledger.id, ledger.first_kept(await _bisected(first, ledger.last_kept, is_before)))
 
     async def _published_ms(self, ledger: ReadableLedger, entry: int) -> int:
         """When the first entry from this one on was published; there is one."""
@@ -384,3 +392,14 @@ def _in_snapshot(frame: RawFrame, decided: dict[TxnId, Decision | None], hides: 
         return False
     counted, writer = decision.header.writers, frame.writer
     return counted is None or writer is None or writer in counted
+
+
+async def _bisected(first: int, end: int, is_before: Callable[[int], Awaitable[bool]]) -> int:
+    """The first number from `first` on that is not before, or `end`; every number before that one is."""
+    while first < end:
+        middle = (first + end) // 2
+        if await is_before(middle):
+            first = middle + 1
+        else:
+            end = middle
+    return first

@@ -20,8 +20,10 @@ from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.frames import MIN_FRAME_BYTES, RawFrame
+from metatxn.wire.position import Position
 from participants.ledger.chain import LedgerChain
 from participants.segment.dedup_snapshot import SnapshotMissing
+from participants.segment.reading import SegmentReader
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from participants.txn.memory_buffer import MemoryTransactionBuffer
@@ -158,6 +160,35 @@ async def test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet(world: 
     assert await segment.reader._find_position_at(0) == positions[4], "at once: a refusal is tried again for ever"
     assert await segment.reader.position_at(0) == positions[4]
     held.go.set()
+
+
+@pytest.mark.parametrize("trimmed", [None, 10, 29])
+async def test_a_time_is_found_with_a_few_reads_whatever_the_number_of_ledgers(
+    world: World, monkeypatch: pytest.MonkeyPatch, trimmed: int | None
+) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    positions = []
+    for number in range(16 * PER_LEDGER):
+        positions.append(await publish(segment, str(number)))
+        await rolled(segment)
+    if trimmed is not None:
+        await trim(segment, world.store, node.storage, positions[trimmed])
+        positions = positions[trimmed + 1 :]
+    frames = [await segment.reader.frame_at(position) for position in positions]
+    assert len(segment.ledgers.ledgers) > 5
+    reads, read = count(), SegmentReader.frame_at
+
+    async def counted(reader: SegmentReader, position: Position) -> RawFrame:
+        next(reads)
+        return await read(reader, position)
+
+    monkeypatch.setattr(SegmentReader, "frame_at", counted)
+    for at_ms in (at_ms for frame in frames for at_ms in (frame.publish_ms, frame.publish_ms + 1)):
+        before = next(reads)
+        later = (frame.position for frame in frames if frame.publish_ms >= at_ms)
+        assert await segment.reader.position_at(at_ms) == next(later, segment.ledgers.last_durable.next)
+        assert next(reads) - before - 1 <= 7
 
 
 @pytest.mark.parametrize("commit", [True, False])
