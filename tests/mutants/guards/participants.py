@@ -345,8 +345,8 @@ PARTICIPANTS = (
         "time-is-looked-for-in-what-is-trimmed",
         "a ledger that is trimmed and not dropped yet has no entry of any time",
         "participants/segment/reading.py",
-        "            if ledger.id < start.ledger:\n",
-        "            if False:\n",
+        "            if each.id >= start.ledger\n",
+        "",
         tests=(f"{_TEST_ROLLING}::test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet",),
     ),
     Mutant(
@@ -847,8 +847,8 @@ PARTICIPANTS = (
         "time-found-in-the-first-ledger",
         "a time is looked for in every ledger",
         "participants/segment/reading.py",
-        "if first >= end or await self._published_ms(ledger, end - 1) < at_ms:",
-        "if first >= end:",
+        "            return await self._published_ms(ledger, ledger.last_kept) < at_ms\n",
+        "            return False\n",
         tests=(
             "tests/participants/subscription/test_seek.py::test_a_time_begins_with_the_first_entry_that_was_published_then_or_later",
         ),
