@@ -45,6 +45,8 @@ from metatxn.producer import BATCH_BYTES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader, Message, milliseconds
 from metatxn.redrive import count_letters, move_letters, reader_name
 from metatxn.retry_later import put_off
+from metatxn.stored.looking import StoredMessage
+from metatxn.stored.messages import StoredMessages
 from metatxn.table_writer import DEFAULT_ENTRY_BYTES, AsyncTableWriter
 from metatxn.tables import OnError, read_topics
 from metatxn.topic_requests import TopicRequests
@@ -622,6 +624,24 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
             max_bytes=max_bytes,
             wait_ms=wait_ms,
         )
+
+    def stored_messages(
+        self,
+        segment_id: str,
+        *,
+        after: str | None = None,
+        everything: bool = True,
+        key: str | None = None,
+        where: str | None = None,
+    ) -> Paged[StoredMessage]:
+        """What is stored in a segment from the position `after` on, in order, up to what is its end when that is
+        reached: also what readers do not see yet, or never, or with `everything=False` only what they see. With `key`
+        and `where`, an expression over columns such as `amount >= 100 and country = "DE"`, only messages that match.
+
+        Nothing is acknowledged. Raises `NotFound`, `PositionTrimmed`, and `InvalidArgument` for an expression that
+        cannot be understood.
+        """
+        return StoredMessages(self, segment_id, after, everything, key, where)
 
     @staticmethod
     def decode_entry(frame: Frame, topic_schema: pa.Schema | None) -> pa.Table:

@@ -18,9 +18,16 @@ import pytest
 from tests.bounds import AS_THEY_ARE, LEDGER_BYTES, SMALL, applied, drawn, ledger_bytes, place_of
 
 ROOT = Path(__file__).parents[1]
-_ELSEWHERE = ("metastore/backends", "metatxn/cli", "metatxn/console", "metatxn/sync", "participants/restored")
-"""What neither of them runs with a seed: stores and the console have suites of their own, and so does a restored
-cluster."""
+_ELSEWHERE = (
+    "metastore/backends",
+    "metatxn/cli",
+    "metatxn/console",
+    "metatxn/stored",
+    "metatxn/sync",
+    "participants/restored",
+)
+"""What neither of them runs with a seed: stores, the console and what it looks through have suites of their own, and so
+does a restored cluster."""
 _LOOKS_LIKE_A_BOUND = re.compile(
     r"(_BYTES|_CHUNK|SLICE|TOGETHER|_PAGE|_PER_[A-Z]+|AT_ONCE|KEPT[A-Z_]*|_KEPT|_ENTRIES|_CHECKPOINTS|^MAX_[A-Z_]+"
     r"|^MANY_[A-Z]+|_MESSAGES|REMEMBERED_[A-Z_]+|_RIVALS|_AHEAD|_READS)$"

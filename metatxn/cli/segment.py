@@ -1,4 +1,4 @@
-"""`metatxn segment …`: show a segment as its owner sees it, and delete one that nothing needs any more."""
+"""`metatxn segment …`: show a segment and what is stored in it, and delete one that nothing needs any more."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from metatxn.cli.blockers import blockers, print_blockers
 from metatxn.cli.consent import ConsentOptions, check_administers, counted, takes_consent
 from metatxn.cli.options import ServiceOptions, takes_session
 from metatxn.cli.output import as_json, print_fields, print_json
+from metatxn.cli.stored import stored
 from metatxn.cli.topic import SegmentArgument
 from metatxn.wire.broker import SegmentDetail
 from metatxn.wire.names import topic_of_segment
 from metatxn.words import count_text, size_text
 
 app = typer.Typer(
-    help="Show segments, and delete those that nothing needs any more.",
+    help="Show segments and what is stored in them, and delete those that nothing needs any more.",
     epilog="Example: metatxn segment delete segment://public/default/orders/0000-ffff-0. "
     "Other commands for segments are in metatxn topic.",
     no_args_is_help=True,
@@ -24,7 +25,7 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Show segments, and delete those that nothing needs any more."""
+    """Show segments and what is stored in them, and delete those that nothing needs any more."""
 
 
 @app.command(epilog="Example: metatxn segment show segment://public/default/orders/0000-ffff-0")
@@ -52,6 +53,11 @@ def _rates(found: SegmentDetail) -> dict[str, str]:
         "in": f"{count_text(rates.messages_in)} messages/s, {size_text(round(rates.bytes_in))}/s",
         "out": f"{count_text(rates.messages_out)} messages/s, {size_text(round(rates.bytes_out))}/s",
     }
+
+
+app.command(
+    "messages", epilog="Example: metatxn segment messages segment://public/default/orders/0000-ffff-0 --since 1h"
+)(stored)
 
 
 @app.command(epilog="Example: metatxn segment delete segment://public/default/orders/0000-ffff-0")

@@ -70,6 +70,7 @@ class Client(Facade[AsyncClient]):
     attach = making(AsyncClient.attach, Transaction)
     transactions = iterating(AsyncClient.transactions)
     hanging = iterating(AsyncClient.hanging)
+    stored_messages = iterating(AsyncClient.stored_messages)
     hanging_costs = blocking(AsyncClient.hanging_costs)
     operations = iterating(AsyncClient.operations)
     transaction_work = blocking(AsyncClient.transaction_work)

@@ -19,8 +19,8 @@ import pytest
 from playwright.sync_api import expect
 
 import metatxn
-from metatxn.console import looking
-from metatxn.console.entries import seen_entries
+from metatxn.stored import looking
+from metatxn.stored.entries import seen_entries
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.position import Position

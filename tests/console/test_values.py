@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metatxn.console.contents import Content, contents_of
-from metatxn.console.downloads import DOWNLOADS, download
-from metatxn.console.looking import FoundMessage
+from metatxn.console.downloads import download
 from metatxn.console.values import DEEPEST, MOST_NODES, ValueNode, cell_text, tree_of
-from metatxn.console.where import parsed_where
+from metatxn.stored.contents import Content, contents_of
+from metatxn.stored.files import FILE_FORMS
+from metatxn.stored.looking import StoredMessage
+from metatxn.stored.where import parsed_where
 from metatxn.topics import wire_schema
 from metatxn.wire.broker import TopicInfo, TopicSchema
 from metatxn.wire.frames import Frame, PayloadKind
@@ -103,12 +104,12 @@ def test_json_in_columns_is_of_their_types() -> None:
 # -- downloads -----------------------------------------------------------------------------------------------------
 
 
-def found(values: Sequence[Any], keys: Sequence[str | None]) -> list[FoundMessage]:
+def found(values: Sequence[Any], keys: Sequence[str | None]) -> list[StoredMessage]:
     contents = [Content(key, value, {}) for key, value in zip(keys, values, strict=True)]
     return [
-        FoundMessage(
+        StoredMessage(
             Frame(b"", PayloadKind.BYTES, 1, position=Position(1, number), publish_ms=7),
-            *(0, content, "readable", "ok", tree_of(content.value)),
+            *(0, content, "readable"),
         )
         for number, content in enumerate(contents)
     ]
@@ -128,11 +129,11 @@ def test_no_cell_is_a_formula() -> None:
     ]
     topic = topic_with(pa.schema(fields))
     values = [{"=x()": text, "number": -1, "price": Decimal("-1.50")} for text in risky]
-    header, *lines = rows(DOWNLOADS["csv"].write(topic, SEGMENT, found(values, risky)))
+    header, *lines = rows(FILE_FORMS["csv"].write(topic, SEGMENT, found(values, risky)))
     assert header[-3:] == ["'=x()", "number", "price"]
     for line, text in zip(lines, risky, strict=True):
         assert [line[4], *line[-3:]] == [f"'{text}", f"'{text}", "-1", "-1.50"]
-    free = DOWNLOADS["csv"].write(topic_with(None), SEGMENT, found([*risky, {"a": "=1"}, [1], b"="], [None] * 12))
+    free = FILE_FORMS["csv"].write(topic_with(None), SEGMENT, found([*risky, {"a": "=1"}, [1], b"="], [None] * 12))
     assert [line[-1] for line in rows(free)][1:] == [*(f"'{text}" for text in risky), '{"a": "=1"}', "[1]", "PQ=="]
 
 
@@ -143,28 +144,28 @@ def test_arrow_has_the_types_of_the_columns() -> None:
         writer.write_table(table)
     frame = Frame(sink.getvalue().to_pybytes(), PayloadKind.ARROW, 3, position=Position(1, 0), publish_ms=7)
     contents = contents_of(frame)
-    messages = [FoundMessage(frame, index, contents[index], "readable", "ok", tree_of(1)) for index in (0, 2)]
-    whole = FoundMessage(frame, 0, Content(None, b"...", {}), "readable", "ok", tree_of(1))
+    messages = [StoredMessage(frame, index, contents[index], "readable") for index in (0, 2)]
+    whole = StoredMessage(frame, 0, Content(None, b"...", {}), "readable")
     unlike = Frame(b'[{"value": {}}, {"value": 1}]', PayloadKind.MESSAGES, 2, position=Position(1, 1), publish_ms=7)
-    misfit = FoundMessage(unlike, 1, contents_of(unlike)[1], "readable", "ok", tree_of(1))
-    content = DOWNLOADS["arrow"].write(topic_with(table.schema), SEGMENT, [*messages, misfit])
+    misfit = StoredMessage(unlike, 1, contents_of(unlike)[1], "readable")
+    content = FILE_FORMS["arrow"].write(topic_with(table.schema), SEGMENT, [*messages, misfit])
     read = pa.ipc.open_file(content).read_all()
     assert read.select(["at", "id"]).slice(0, 2) == table.take(pa.array([0, 2]))
     assert read["id"].to_pylist() == [1, 3, None]
     assert read["__index"].to_pylist() == [0, 2, 1] and read["__publish_ms"].to_pylist() == [7] * 3
     for given, ids in (([], []), ([whole], [None])):
-        content = DOWNLOADS["arrow"].write(topic_with(table.schema), SEGMENT, given)
+        content = FILE_FORMS["arrow"].write(topic_with(table.schema), SEGMENT, given)
         assert pa.ipc.open_file(content).read_all()["id"].to_pylist() == ids
 
 
 def test_a_topic_without_columns_has_json_and_bytes() -> None:
     messages = found([{"a": Decimal("1.5")}, "text", b"\xff", None], ["k", None, None, None])
-    lines = [json.loads(line) for line in DOWNLOADS["jsonl"].write(topic_with(None), SEGMENT, messages).splitlines()]
+    lines = [json.loads(line) for line in FILE_FORMS["jsonl"].write(topic_with(None), SEGMENT, messages).splitlines()]
     assert [line.get("value", line.get("value_base64")) for line in lines] == [{"a": "1.5"}, "text", "/w==", None]
     assert (lines[0]["segment"], lines[0]["position"], lines[0]["key"], lines[0]["readers"]) == (
         *(SEGMENT, "1:0", "k", "readable"),
     )
-    table = pa.ipc.open_file(DOWNLOADS["arrow"].write(topic_with(None), SEGMENT, messages)).read_all()
+    table = pa.ipc.open_file(FILE_FORMS["arrow"].write(topic_with(None), SEGMENT, messages)).read_all()
     assert table["value"].to_pylist() == ['{"a": "1.5"}', '"text"', None, "null"]
     assert table["value_bytes"].to_pylist() == [None, None, b"\xff", None]
 

@@ -10,13 +10,14 @@ from urllib.parse import quote, urlencode
 from starlette.responses import Response
 
 import metatxn
-from metatxn.console import looking
-from metatxn.console.downloads import DOWNLOADS, download
+from metatxn.console.downloads import download
 from metatxn.console.live import is_live
-from metatxn.console.looking import FoundMessage, LookedThrough, PageStart, WantedMessages, look_through
-from metatxn.console.values import cell_text
+from metatxn.console.values import ValueNode, cell_text, tree_of
 from metatxn.console.visit import Values, Visit, time_of_form
-from metatxn.console.where import VALUE_COLUMN, parsed_where
+from metatxn.stored import looking
+from metatxn.stored.files import FILE_FORMS
+from metatxn.stored.looking import LookedThrough, PageStart, StoredMessage, WantedMessages, look_through
+from metatxn.stored.where import VALUE_COLUMN, parsed_where
 from metatxn.topics import arrow_schema
 from metatxn.wire.broker import SegmentDetail, TopicInfo, hash_of_key
 from metatxn.wire.coordinator import TransactionHeader
@@ -24,6 +25,11 @@ from metatxn.wire.position import Position
 
 MOST_COLUMNS = 12
 """The most columns of a table. The tree of a message has the others."""
+PAGE_CHARACTERS = 110_000
+ROW_CHARACTERS = 900
+"""About as much HTML as a row needs beside its value."""
+COLOURS = {"readable": "ok", "undecided": "warn", "waits": "info"}
+"""The colours of the states of messages; that of all others is `bad`."""
 MOST_OWN = 20
 MOST_OF_KEY = 10
 FILTERS = ("segment", "show", "key", "where")
@@ -67,8 +73,30 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    message: FoundMessage
+    message: StoredMessage
+    colour: str
+    tree: ValueNode
     cells: Sequence[str]
+
+
+class MessageRows:
+    """The rows of a page, as many as fit into it."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.rows: list[MessageRow] = []
+        self._columns = columns
+        self._weight = 0
+
+    def fits(self, message: StoredMessage) -> bool:
+        """See `Fits`."""
+        tree = tree_of(message.content.value)
+        weight = ROW_CHARACTERS + tree.weight() + 200 * min(len(message.content.properties), 10)
+        if self.rows and self._weight + weight > PAGE_CHARACTERS:
+            return False
+        self._weight += weight
+        cells = _cells(message.content.value, self._columns)
+        self.rows.append(MessageRow(message, COLOURS.get(message.state, "bad"), tree, cells))
+        return True
 
 
 async def messages(visit: Visit) -> Response:
@@ -86,10 +114,10 @@ async def messages(visit: Visit) -> Response:
         ends = (detail.first_position, detail.max_read_position, detail.last_position)
         if seen[0] != ends or asked.wanted.everything:
             place = await _place(visit, asked, detail)
-            found = await look_through(
-                visit, asked.segment, place, Position.parse(detail.max_read_position), asked.wanted
-            )
-            seen = ends, {**offered, **_shown(asked, found, detail), "downloads": _downloads(asked, place, found)}
+            rows, horizon = MessageRows(asked.columns[:MOST_COLUMNS]), Position.parse(detail.max_read_position)
+            found = await look_through(visit.client, asked.segment, place, horizon, asked.wanted, fits=rows.fits)
+            shown = _shown(asked, found, rows.rows, detail)
+            seen = ends, {**offered, **shown, "downloads": _downloads(asked, place, found)}
         return seen[1]
 
     if asked.follows:
@@ -100,13 +128,14 @@ async def messages(visit: Visit) -> Response:
 async def download_messages(visit: Visit) -> Response:
     """The messages that a page shows, whole."""
     asked, form = await _asked(visit), visit.query("as")
-    if form not in DOWNLOADS:
-        raise metatxn.InvalidArgument(f"as: {form!r} is not one of {', '.join(DOWNLOADS)}", field="as")
+    if form not in FILE_FORMS:
+        raise metatxn.InvalidArgument(f"as: {form!r} is not one of {', '.join(FILE_FORMS)}", field="as")
     detail = await visit.client.segment(asked.segment, max_open=0)
     place = await _place(visit, asked, detail)
     until = _position("until", visit.query("until"))
     horizon = Position.parse(detail.max_read_position)
-    found = await look_through(visit, asked.segment, place, horizon, asked.wanted, until)
+    rows = MessageRows(asked.columns[:MOST_COLUMNS])
+    found = await look_through(visit.client, asked.segment, place, horizon, asked.wanted, until, rows.fits)
     return download(form, asked.topic, asked.segment, found.messages)
 
 
@@ -166,14 +195,14 @@ def _position(name: str, text: str) -> Position | None:
         raise metatxn.InvalidArgument(f"{name}: {error}", field=name) from None
 
 
-def _shown(asked: Asked, found: LookedThrough, detail: SegmentDetail) -> Values:
+def _shown(asked: Asked, found: LookedThrough, rows: Sequence[MessageRow], detail: SegmentDetail) -> Values:
     columns = asked.columns
     return {
         "asked": asked,
         "detail": detail,
         "columns": columns[:MOST_COLUMNS],
         "more_columns": max(0, len(columns) - MOST_COLUMNS),
-        "rows": [MessageRow(each, _cells(each.content.value, columns[:MOST_COLUMNS])) for each in found.messages],
+        "rows": rows,
         "found": found,
         "first": asked.url(PageStart(Position.parse(detail.first_position).before)),
         "next": asked.url(found.next) if found.next is not None else None,
@@ -191,7 +220,7 @@ def _downloads(asked: Asked, place: PageStart, found: LookedThrough) -> list[tup
         return []
     pinned = asked.url(place, until=str(found.messages[-1].frame.position))
     url = pinned.replace("/messages?", "/messages/download?", 1)
-    return [(f"{url}&as={form}", each.name) for form, each in DOWNLOADS.items()]
+    return [(f"{url}&as={form}", each.name) for form, each in FILE_FORMS.items()]
 
 
 async def _offered(visit: Visit, asked: Asked) -> Values:

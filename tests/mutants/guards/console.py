@@ -118,7 +118,7 @@ CONSOLE = (
     Mutant(
         "undecided-is-skipped",
         "an entry behind the horizon is never said to be skipped",
-        "metatxn/console/entries.py",
+        "metatxn/stored/entries.py",
         "frame.position <= horizon",
         "frame.position",
         tests=("tests/console/test_messages.py::test_an_entry_is_never_called_skipped_before_it_is",),

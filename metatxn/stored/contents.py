@@ -1,6 +1,6 @@
 """The messages of an entry, whatever is in it, for people who look at them.
 
-A page is made by a process that serves others, too. So an entry is only taken apart if that is little work: a table may
+A process that serves others, too, may look at it. So an entry is only taken apart if that is little work: a table may
 have a billion rows in a few bytes.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import metatxn
-from metatxn.console.where import LONGEST, parsed_where
+from metatxn.stored.where import LONGEST, parsed_where
 
 ROW: dict[str, Any] = {
     "amount": 100,

@@ -1,4 +1,4 @@
-"""Which messages to show: an expression over their columns, such as
+"""Which messages are looked for: an expression over their columns, such as
 `amount >= 100 and customer.country = "DE" or urgent = true`.
 
     expression   alternative ("or" alternative)*
@@ -9,7 +9,7 @@
     literal      "text", a number, true, false or null, as in JSON
 
 A column is a member of a value that is an object; a dot leads into an object within it. A value of any other kind has
-one column, `value`. Times, dates and whatever JSON has no type for are compared as the text that the page shows, and
+one column, `value`. Times, dates and whatever JSON has no type for are compared as the text that people are shown, and
 decimals as numbers. `~` looks for a text within a text, ignoring case. What has another type than the literal, and what
 is not there, matches nothing; `= null` matches what is not there or null, and `!= null` everything else.
 """
