@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from metatxn.producer import AsyncProducer
     from metatxn.read_hold import AsyncReadHold
     from metatxn.reader import AsyncReader, Message
+    from metatxn.stored.looking import StoredMessage
     from metatxn.sync.client import Client, connect
     from metatxn.sync.consumer import Consumer
     from metatxn.sync.producer import Producer
@@ -124,6 +125,7 @@ __all__ = [
     "ServiceUnreachable",
     "StorageFull",
     "StoreUnavailable",
+    "StoredMessage",
     "SubscriptionInfo",
     "SubscriptionSummary",
     "TableWriter",
@@ -145,7 +147,7 @@ __all__ = [
 _MODULES = (
     *("client", "consumer", "frames", "producer", "read_hold", "reader", "table_writer", "topics_consumer"),
     *("sync.client", "sync.consumer", "sync.producer", "sync.reader", "sync.table_writer", "sync.topics_consumer"),
-    *("transaction", "sync.read_hold", "sync.transaction"),
+    *("transaction", "sync.read_hold", "sync.transaction", "stored.looking"),
     *("wire.errors", "wire.models", "wire.frames", "wire.coordinator", "wire.broker", "wire.access"),
 )
 """The modules in which these names are defined; if two modules define a name, the first one counts. They are imported

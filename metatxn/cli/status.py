@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -28,8 +29,9 @@ from metatxn.health import (
     topic_problems,
     unannounced_problem,
 )
+from metatxn.throughput import ThroughputOfAll
 from metatxn.wire.coordinator import HangingTransaction
-from metatxn.wire.models import Process
+from metatxn.wire.models import Process, ThroughputAnswer
 from metatxn.words import count_text, duration, size_text
 
 EXIT_UNHEALTHY = 1
@@ -39,13 +41,21 @@ DEFAULT_INTERVAL_S = 2.0
 LATELY_MS = 60_000
 """The time over which rates are shown."""
 UNKNOWN = "not known: the service that was asked does not reach the metadata store"
+RATES = {
+    "transactions_committed": "COMMITS/S",
+    "transactions_aborted": "ABORTS/S",
+    "messages_in": "MESSAGES/S IN",
+    "messages_out": "MESSAGES/S OUT",
+    "bytes_in": "BYTES/S IN",
+    "bytes_out": "BYTES/S OUT",
+}
+"""The rates of `--history`, and their columns."""
 COLUMNS = ("SERVICE", "URL", "READY", "UP", "SEGMENTS", "DISK", "VERSION")
 
 
 @dataclass(slots=True)
 class Findings:
-    """`rates` are those of the last minute, per second, of all services together. `blind` means that nothing is known
-    except what services tell of themselves (see `ClusterMembers`)."""
+    """`blind` means that nothing is known except what services tell of themselves (see `ClusterMembers`)."""
 
     services: list[AskedService] = field(default_factory=list)
     blind: bool = False
@@ -53,8 +63,17 @@ class Findings:
     more_topics: bool = False
     hanging: Sequence[HangingTransaction] = ()
     more_hanging: bool = False
-    rates: dict[str, float] = field(default_factory=dict)
+    throughputs: Sequence[ThroughputAnswer] = ()
     problems: list[HealthProblem] = field(default_factory=list)
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rates of the last minute, per second, of all services together."""
+        rates: dict[str, float] = {}
+        for told in self.throughputs:
+            for name, rate in per_second(told, LATELY_MS).items():
+                rates[name] = rates.get(name, 0) + rate
+        return {name: round(rate, 3) for name, rate in rates.items()}
 
     @property
     def statuses(self) -> list[metatxn.ServiceStatus]:
@@ -92,6 +111,9 @@ class Findings:
 @takes_session
 def status(
     session: ServiceOptions,
+    history: Annotated[
+        bool, typer.Option("--history", help="Show the throughput of the last 15 minutes, too, minute by minute.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show this again and again, until Ctrl-C.")] = False,
     interval_s: Annotated[
         float, typer.Option(min=0.1, help="With --watch, the time between two rounds.")
@@ -101,26 +123,39 @@ def status(
     """Show the services, the store, what is open, and what is wrong. The exit code is 1 if anything is wrong."""
     interval_s = one_duration("--interval", interval, interval_s, DEFAULT_INTERVAL_S, unit_ms=1_000)
     if not watch:
-        raise typer.Exit(EXIT_UNHEALTHY if _look_and_print(session).problems else 0)
+        raise typer.Exit(EXIT_UNHEALTHY if _look_and_print(session, history).problems else 0)
     while True:
         if not session.json:
             print(when(time.time_ns() // 1_000_000))
         try:
-            _look_and_print(session)
+            _look_and_print(session, history)
         except metatxn.MetatxnError as error:  # it may answer again
             (print_error_as_json if session.json else print_error)(f"{error.detail}. {error.action}", error)
         threading.Event().wait(interval_s)  # Ctrl-C ends it
         print()
 
 
-def _look_and_print(session: ServiceOptions) -> Findings:
+def _look_and_print(session: ServiceOptions, history: bool) -> Findings:
     with session.client() as client:
         found = look(client, session.service_url)
+    minutes = ThroughputOfAll(found.throughputs, time.time_ns() // 1_000_000).minutes(RATES)
     if session.json:
-        print_json(found.as_object())
-    else:
-        _print(found)
+        shown = [{"at_ms": at_ms} | rates for at_ms, rates in minutes]
+        print_json(found.as_object() | ({"history": shown} if history else {}))
+        return found
+    _print(found)
+    if history:
+        print()
+        print_rows(("MINUTE", *RATES.values()), [(when(at_ms), *_rates_row(rates)) for at_ms, rates in minutes])
     return found
+
+
+def _rates_row(rates: Mapping[str, float | None]) -> Iterator[str | None]:
+    for name, rate in rates.items():
+        if rate is None:
+            yield None
+        else:
+            yield size_text(round(rate)) if name.startswith("bytes") else count_text(rate)
 
 
 def look(client: metatxn.Client, url: str) -> Findings:
@@ -131,7 +166,7 @@ def look(client: metatxn.Client, url: str) -> Findings:
     found.problems += service_problems(found.services)
     if members.unannounced is not None:
         found.problems.append(unannounced_problem(members.unannounced))
-    found.rates = _rates(client, found.services)
+    found.throughputs = _throughputs(client, found.services)
     if found.blind:
         return found
     if found.answers("broker"):
@@ -148,19 +183,14 @@ def _asked(name: str, process: Process, answer: metatxn.ServiceStatus | metatxn.
     return AskedService(name, process, answer)
 
 
-def _rates(client: metatxn.Client, services: Sequence[AskedService]) -> dict[str, float]:
-    """The rates, without those of a service before 0.3, which does not report them."""
-    rates: dict[str, float] = {}
+def _throughputs(client: metatxn.Client, services: Sequence[AskedService]) -> list[ThroughputAnswer]:
+    """What the services report, without one before 0.3, which does not."""
+    told = []
     for service in services:
-        if service.status is None:
-            continue
-        try:
-            told = client.throughput(service.process.url)
-        except metatxn.MetatxnError:
-            continue
-        for name, rate in per_second(told, LATELY_MS).items():
-            rates[name] = rates.get(name, 0) + rate
-    return {name: round(rate, 3) for name, rate in rates.items()}
+        if service.status is not None:
+            with contextlib.suppress(metatxn.MetatxnError):
+                told.append(client.throughput(service.process.url))
+    return told
 
 
 def _of_topics(

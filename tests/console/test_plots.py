@@ -11,7 +11,7 @@ import pytest
 
 from metatxn.console.formats import coded, rate, sentence, span, time_tag
 from metatxn.console.plots import Line, nice, plot
-from metatxn.console.throughput import Together
+from metatxn.throughput import ThroughputOfAll
 from metatxn.wire.models import ThroughputAnswer, ThroughputSample
 
 NOW_MS = 1_767_225_600_000
@@ -30,15 +30,15 @@ def told(**counts: list[int]) -> ThroughputAnswer:
 
 
 def test_what_several_services_have_counted_is_one_line() -> None:
-    together = Together([told(messages_in=[10, 20, 30]), told(messages_in=[5])], NOW_MS)
-    assert together._values("messages_in")[-3:] == [1.0, 2.0, 3.5]
-    assert together._values("messages_in")[:-3] == [None] * 87, "a quarter of an hour, of which nothing is known"
+    together = ThroughputOfAll([told(messages_in=[10, 20, 30]), told(messages_in=[5])], NOW_MS)
+    assert together.rates("messages_in")[-3:] == [1.0, 2.0, 3.5]
+    assert together.rates("messages_in")[:-3] == [None] * 87, "a quarter of an hour, of which nothing is known"
     assert together.lately("messages_in") == pytest.approx(6.5 / 3)
     assert together.lately("transactions_committed") is None
 
 
 def test_samples_of_long_ago_are_not_shown() -> None:
-    assert set(Together([told(messages_in=[7] * 90)], NOW_MS + 900_000)._values("messages_in")) == {None}
+    assert set(ThroughputOfAll([told(messages_in=[7] * 90)], NOW_MS + 900_000).rates("messages_in")) == {None}
 
 
 def test_a_plot_says_in_words_what_it_shows() -> None:

@@ -52,6 +52,30 @@ def test_a_healthy_cluster(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+def test_the_last_quarter_of_an_hour_is_shown_minute_by_minute(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three samples in the last minute, and one in the last but two."""
+    now_ms = 1_767_225_600_000
+
+    def throughput(client: metatxn.Client, url: str) -> ThroughputAnswer:
+        broker = ("messages_in", "messages_out", "bytes_in", "bytes_out")
+        counted = broker if url == dev.broker_url else ("transactions_committed",)
+        samples = [(150_000, 600), (20_000, 10), (10_000, 20), (0, 30)]
+        told = [ThroughputSample(at_ms=now_ms - ago, **dict.fromkeys(counted, number)) for ago, number in samples]
+        return ThroughputAnswer(interval_ms=10_000, samples=told)
+
+    monkeypatch.setattr(metatxn.Client, "throughput", throughput)
+    monkeypatch.setattr(status, "time", SimpleNamespace(time_ns=lambda: now_ms * 1_000_000))
+    history = json.loads(run_here("status", "--history", "-o", "json", METATXN_URL=dev.broker_url).stdout)["history"]
+    assert [each["at_ms"] for each in history] == [now_ms - minute * 60_000 for minute in range(15, 0, -1)]
+    assert [each["messages_in"] for each in history[-4:]] == [None, 60, None, 2]
+    assert history[-1]["transactions_committed"] == 2 and history[-1]["transactions_aborted"] is None
+    lines = run_here("status", "--history", METATXN_URL=dev.broker_url).stdout.splitlines()
+    (head,) = [number for number, line in enumerate(lines) if line.startswith("MINUTE  ")]
+    assert re.split("  +", lines[head])[-2:] == ["BYTES/S IN", "BYTES/S OUT"]
+    assert lines[head + 15].split()[2:] == ["2", "-", "2", "2", "2", "B", "2", "B"]
+    assert "history" not in json.loads(run_here("status", "-o", "json", METATXN_URL=dev.broker_url).stdout)
+
+
 def test_what_holds_readers_back_is_named(dev: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "HANGING_MS", 0)
     with metatxn.connect(dev.coordinator_url) as client, client.begin(timeout_ms=600_000) as txn:

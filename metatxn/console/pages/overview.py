@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 import metatxn
 from metatxn.console.services import AskedCluster, asked_cluster
-from metatxn.console.throughput import Together
+from metatxn.console.throughput import throughput_plots
 from metatxn.console.visit import Values, Visit
 from metatxn.health import HANGING_MS, AskedService, hanging_problem, topic_problems
+from metatxn.throughput import ThroughputOfAll
 from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.models import ThroughputAnswer
 from metatxn.words import duration
@@ -61,7 +62,7 @@ async def unserved(visit: Visit) -> Response:
 async def _load(visit: Visit) -> Values:
     asked = await asked_cluster(visit)
     told, stuck = await asyncio.gather(_throughputs(visit, asked.services), _stuck(visit, asked))
-    together = Together(told, visit.site.now_ms())
+    together = ThroughputOfAll(told, visit.site.now_ms())
     return {
         "services": asked.services,
         "store": asked.store,
@@ -70,7 +71,7 @@ async def _load(visit: Visit) -> Values:
         "problems": asked.problems,
         "stuck": stuck,
         "rates": together,
-        "plots": together.plots(),
+        "plots": throughput_plots(together),
         "now_ms": visit.site.now_ms(),
     }
 
