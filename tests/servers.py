@@ -376,6 +376,9 @@ class ZooKeeperServer:
         assert self._process is None, "it runs already"
         data = self._directory / "data"
         data.mkdir(parents=True, exist_ok=True)
+        for log in data.glob("version-2/log.*"):
+            if log.stat().st_size == 0:  # begun on a full disk: ZooKeeper does not start with it (its issue 1621)
+                log.unlink()
         settings = {
             "tickTime": self._tick_ms,
             "dataDir": data,
