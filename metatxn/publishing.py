@@ -49,6 +49,8 @@ MAX_ENTRY_BYTES = 64 * 1024
 MAX_GROUP_BYTES = 1024 * 1024
 MAX_GROUP_ENTRIES = 250
 """A group is sent at once when it has this much."""
+ASK_AGAIN_S = 60.0
+"""A broker that knew no groups is asked again after this time."""
 SETTLED_BY = (SegmentSealed, NotFound, ExpiredTransaction, PayloadTooLarge, SchemaMismatch)
 """The errors that also settle earlier attempts without an answer. A sealed segment answers from the sequences that it
 has seen before it refuses; a deleted one took its entries with it; an aborted transaction is never seen; and an entry
@@ -85,8 +87,8 @@ class Publishing:
         self._directory = directory
         self._spawn = spawn
         self._forming: dict[tuple[str, TxnId], _Group] = {}
-        self._without_groups: set[str] = set()
-        """Brokers of earlier releases, which know no groups."""
+        self._without_groups: dict[str, float] = {}
+        """Brokers of earlier releases, which know no groups, and when they may have been upgraded."""
 
     async def publish(self, segment: str, entry: Entry) -> str:
         """See `Link.publish`."""
@@ -95,7 +97,7 @@ class Publishing:
                 raise UpgradePending("services of release 0.2.0 know no sequenced producers")
             entry = entry_in_json(entry)
         url = self._topics.owner(segment)
-        if url is None or url in self._without_groups or not _travels_with_others(entry):
+        if url is None or not self._knows_groups(url) or not _travels_with_others(entry):
             return await self._alone(segment, entry)
         outcome = await self._join(url, segment, entry)
         return outcome if isinstance(outcome, str) else await self._alone(segment, entry, outcome)
@@ -106,6 +108,10 @@ class Publishing:
         call = Call("POST", path, publish_params(entry), bytes(entry.payload), media_type, settled_by=SETTLED_BY)
         owner = OwnerOf(self._topics, self._directory, segment)
         return parsed(PublishAnswer, await self._http.request(owner, call, earlier=earlier)).position
+
+    def _knows_groups(self, url: str) -> bool:
+        upgraded_s = self._without_groups.get(url)
+        return upgraded_s is None or asyncio.get_running_loop().time() >= upgraded_s
 
     # -- groups ------------------------------------------------------------------------------------------------
 
@@ -151,7 +157,7 @@ class Publishing:
             outcomes = parsed(PublishGroupAnswer, answer).outcomes
         except MetatxnError as error:
             if error.members.get("status") == HTTPStatus.NOT_FOUND and not isinstance(error, TransactionNotFound):
-                self._without_groups.add(group.url)
+                self._without_groups[group.url] = asyncio.get_running_loop().time() + ASK_AGAIN_S
             return [_left(earlier, error) for _ in group.members]
         if len(outcomes) != len(group.members):
             wrong = OutcomeUnknown(f"{group.url} told {len(outcomes)} outcomes of {len(group.members)} entries")

@@ -187,17 +187,26 @@ async def test_an_answer_that_does_not_fit_tells_nothing(outcomes: object) -> No
     assert cluster.visible() == [LOW, HIGH]
 
 
-async def test_a_broker_of_an_earlier_release_is_asked_once() -> None:
+def test_a_broker_of_an_earlier_release_is_asked_once_until_it_may_have_been_upgraded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publishing, "GATHERING_MS", 10)
     cluster = two_segments()
     cluster.knows_groups = False
-    async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
-        producer = client.producer("t")
-        for _ in range(3):
-            async with client.transaction() as txn:
-                for key in (LOW, HIGH):
-                    await producer.send(key, key=key, txn=txn)
-    assert entries_sent(cluster).count("group") == 1
-    assert cluster.visible() == [LOW] * 3 + [HIGH] * 3
+
+    async def story() -> None:
+        async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+            producer = client.producer("t")
+            for pause_s, groups in ((0, 1), (0, 1), (publishing.ASK_AGAIN_S, 2), (0, 3)):
+                await asyncio.sleep(pause_s)
+                cluster.knows_groups = pause_s > 0 or cluster.knows_groups
+                async with client.transaction() as txn:
+                    for key in (LOW, HIGH):
+                        await producer.send(key, key=key, txn=txn)
+                assert entries_sent(cluster).count("group") == groups
+
+    in_virtual_time(Random(0), story())
+    assert cluster.visible() == [LOW] * 4 + [HIGH] * 4
 
 
 async def test_a_group_into_an_unknown_transaction_does_not_end_all_groups() -> None:
