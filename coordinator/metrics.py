@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import ExpiredBy, TxnState
+from metatxn.service.tracing import exemplar
 
 
 class _Counted(Collector):
@@ -105,8 +106,9 @@ class CoordinatorMetrics:
         result = _ended_result(final)
         self._ends[result].inc(count)
         seconds = max(0, final.finalized_ms - final.created_ms) / 1000
+        found = exemplar()
         for _ in range(count):
-            self._durations[result].observe(seconds)
+            self._durations[result].observe(seconds, found)
 
     def overtaken(self) -> None:
         self._cas_results["conflict"].inc()

@@ -127,6 +127,10 @@ class Tracing:
         span.end(ended)
         return _trace_id(span)
 
+    def sampled_trace(self) -> str | None:
+        """The id of the trace of the present request, if it is sampled."""
+        return _trace_id(trace.get_current_span()) if _sampled.get() else None
+
     def shut_down(self) -> None:
         self.provider.shutdown()
 

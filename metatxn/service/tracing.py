@@ -42,3 +42,10 @@ def trace_store_call(operation: str, seconds: float, error: Exception | None) ->
     """A call of the store has ended. It gets a span if it is part of a request that is sampled, the id of whose trace
     is returned."""
     return _tracing.store_call(operation, seconds, error) if _tracing is not None else None
+
+
+def exemplar() -> dict[str, str] | None:
+    """What a histogram of `prometheus_client` takes as an exemplar: the trace of the request to which this belongs, if
+    it is sampled."""
+    trace_id = _tracing.sampled_trace() if _tracing is not None else None
+    return None if trace_id is None else {"trace_id": trace_id}

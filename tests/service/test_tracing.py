@@ -95,7 +95,10 @@ def test_a_trace_leads_from_the_program_to_the_store(tmp_path: Path) -> None:
     assert shown_by == {order.trace_id, TRACE.to_bytes(16)}, "the command belongs to the trace of its environment"
     assert {span.parent_span_id in by_id for _, span in received if span.name.startswith("store ")} == {True}
     exemplars = dict(re.findall(r'(metatxn_\w+_seconds)_bucket\{.* # \{trace_id="(\w+)"\}', shown))
-    assert exemplars.keys() == {"metatxn_request_seconds", "metatxn_store_seconds"}
+    assert exemplars.keys() == {
+        *("metatxn_request_seconds", "metatxn_store_seconds", "metatxn_transaction_duration_seconds")
+    }
+    assert exemplars["metatxn_transaction_duration_seconds"] == commit.trace_id.hex()
     assert set(exemplars.values()) <= {span.trace_id.hex() for _, span in received}
 
 
