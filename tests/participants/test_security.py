@@ -7,6 +7,7 @@ meets it, and what its log says afterwards.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
@@ -24,6 +25,7 @@ import metatxn
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metastore.types import Record
+from metatxn.service.quotas.quotas import _moved
 from metatxn.wire.entry_groups import MEDIA_TYPE, pack_entries
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Entry, PayloadKind
@@ -172,6 +174,32 @@ async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> No
         *("GET /v1/txns/{txn_id}/work", "POST /v1/txns/{txn_id}/entries"),
     }
     assert len(asking) - len(without) >= 6
+
+
+async def test_every_endpoint_that_moves_messages_counts_their_bytes(tmp_path: Path) -> None:
+    """So that one that is added is noticed, by the last word of its path: quotas do not count what they do not know."""
+    store = MemoryStore(INDEXES)
+    service = BrokerService(store, data_dir=tmp_path, port=0)
+    await service.start()
+    counted: dict[str, set[str]] = {"bytes_in_per_second": set(), "bytes_out_per_second": set(), "requests": set()}
+    for route in routes_of(service.app.routes):
+        for method in route.methods or ():
+            path = re.sub("{[^}]+}", "public%2Fdefault%2Fx", route.path)
+            _, *moved = _moved({"method": method, "path": path, "raw_path": path.encode()})
+            counted[moved[0] if moved else "requests"].add(f"{method} {route.path}")
+    await service.stop()
+    await store.close()
+    assert counted["bytes_in_per_second"] == {
+        *("POST /v1/topics/{topic}/messages", "POST /v1/segments/{segment}/entries"),
+        "POST /v1/txns/{txn_id}/entries",
+    }
+    assert counted["bytes_out_per_second"] == {
+        *("GET /v1/topics/{topic}/messages", "GET /v1/topics/{topic}/batches", "GET /v1/segments/{segment}/entries"),
+        "POST /v1/topics/{topic}/subscriptions/{subscription}/receive",
+        "POST /v1/topics/{topic}/subscriptions/{subscription}/share/take",
+    }
+    words = ("messages", "batches", "entries", "frames", "rows", "receive", "take", "publish", "read")
+    assert not [endpoint for endpoint in counted["requests"] if endpoint.rpartition("/")[2] in words]
 
 
 def routes_of(routes: list[BaseRoute]) -> list[APIRoute]:

@@ -42,7 +42,8 @@ INTERVAL_S = 1.0
 SOON_S = 0.1
 LEAST_WAIT_S = 0.001
 """The shortest time after which a waiting request looks again."""
-_MESSAGES = re.compile(r"/v1/(?:topics/[^/]+/messages|segments/[^/]+/entries)")
+_PUBLISHED = re.compile(r"/v1/(?:topics/[^/]+/messages|segments/[^/]+/entries|txns/[^/]+/entries)")
+_READ = re.compile(r"/v1/(?:topics/[^/]+/(?:messages|batches)|segments/[^/]+/entries)")
 _RECEIVED = re.compile(r"/v1/topics/[^/]+/subscriptions/[^/]+/(?:receive|share/take)")
 _WORDS = {
     "requests_per_second": "requests per second",
@@ -295,9 +296,9 @@ def _moved(request: Scope) -> Iterator[str]:
     """The amounts that a request uses. Its path is as it was sent: a `/` in a name is escaped."""
     yield "requests_per_second"
     method, path = request["method"], (request.get("raw_path") or request["path"].encode()).decode("latin-1")
-    if method == "POST" and _MESSAGES.fullmatch(path):
+    if method == "POST" and _PUBLISHED.fullmatch(path):
         yield "bytes_in_per_second"
-    elif (_MESSAGES if method == "GET" else _RECEIVED).fullmatch(path):
+    elif (_READ if method == "GET" else _RECEIVED).fullmatch(path):
         yield "bytes_out_per_second"
 
 

@@ -8,6 +8,7 @@ _QUOTAS = "metatxn/service/quotas/quotas.py"
 _METERS = "metatxn/service/quotas/meters.py"
 _EXCHANGE = "metatxn/service/quotas/exchange.py"
 _TEST = "tests/service/test_quotas.py"
+_TEST_ENDPOINTS = "tests/participants/test_security.py"
 
 QUOTAS = (
     Mutant(
@@ -70,9 +71,25 @@ QUOTAS = (
         "bytes-hold-up-commits",
         "who has used up its bytes can still commit",
         _QUOTAS,
-        '    if method == "POST" and _MESSAGES.fullmatch(path):\n',
+        '    if method == "POST" and _PUBLISHED.fullmatch(path):\n',
         '    if method == "POST" and path:\n',
         tests=(f"{_TEST}::test_a_debt_is_not_forgotten_while_its_principal_waits",),
+    ),
+    Mutant(
+        "pages-of-readers-are-not-counted",
+        "the pages that the client library reads count",
+        _QUOTAS,
+        "/(?:messages|batches)|",
+        "/messages|",
+        tests=(f"{_TEST_ENDPOINTS}::test_every_endpoint_that_moves_messages_counts_their_bytes",),
+    ),
+    Mutant(
+        "groups-of-entries-are-not-counted",
+        "entries that travel together count",
+        _QUOTAS,
+        "|txns/[^/]+/entries)",
+        ")",
+        tests=(f"{_TEST_ENDPOINTS}::test_every_endpoint_that_moves_messages_counts_their_bytes",),
     ),
     Mutant(
         "answers-are-not-counted",
