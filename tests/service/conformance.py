@@ -23,7 +23,10 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from metatxn.wire.entry_groups import MEDIA_TYPE
 from tests.extent import usually
+
+schemathesis.serializer.alias(MEDIA_TYPE, "application/octet-stream")
 
 HELD = [
     not_a_server_error,

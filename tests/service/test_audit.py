@@ -47,6 +47,7 @@ NOT_AUDITED = {
     "keep_alive": "changes an own transaction",
     "prepare": "changes an own transaction",
     "append_entry": "messages",
+    "append_entries": "messages",
     "publish_messages": "messages",
     "receive": "messages",
     "leave": "messages",
