@@ -60,8 +60,8 @@ class Endpoint(Protocol):
     def unavailable(self, url: str) -> bool:
         """The service at `url` cannot serve this now. Returns whether another one can be asked at once."""
 
-    def moved(self, url: str) -> None:
-        """The services redirected the client to `url`, and it answered."""
+    def answered(self, url: str) -> None:
+        """The service at `url` has done what was asked, perhaps after a redirect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class FixedEndpoint:
     def unavailable(self, url: str) -> bool:
         return False
 
-    def moved(self, url: str) -> None: ...
+    def answered(self, url: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,22 +259,20 @@ class Http:
         attempts.elsewhere = False
         call = attempts.call
         base = await self._where(attempts)
-        url, redirected = _url(base, call), False
+        url = _url(base, call)
         for _ in range(MAX_REDIRECTS):
             answer = await self._send(attempts, base, url)
             if answer.status != HTTPStatus.TEMPORARY_REDIRECT:
                 break
             named_by, (base, url) = base, _redirect(answer, call)
             self.learned(base, named_by)
-            redirected = True
         else:
             raise NotOwner(f"{call.path} was redirected {MAX_REDIRECTS} times, the last time to {base}")
         if not answer.ok:
             if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 attempts.elsewhere = attempts.endpoint.unavailable(base)
             raise error_of(answer)
-        if redirected:
-            attempts.endpoint.moved(base)
+        attempts.endpoint.answered(base)
         return answer
 
     async def _where(self, attempts: _Attempts) -> str:

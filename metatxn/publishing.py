@@ -133,19 +133,23 @@ class Publishing:
         if self._forming.get((group.url, group.txn_id)) is not group:
             return  # it was full before
         del self._forming[group.url, group.txn_id]
+        group.members = [member for member in group.members if not member.outcome.done()]  # nobody waits for the others
         if len(group.members) == 1:
             group.members[0].outcome.set_result(Earlier(self._http.timeout_s))
-        else:
+        elif group.members:
             self._spawn(self._send(group))
 
     async def _send(self, group: _Group) -> None:
-        outcomes: list[str | Earlier] | None = None
+        outcomes: list[str | Earlier] = [_given_up() for _ in group.members]
         try:
             outcomes = await self._outcomes(group)
+        except Exception as error:  # noqa: BLE001  a bug, or an entry that nobody can send: the others can be sent alone
+            failure = OutcomeUnknown(f"{type(error).__name__}: {error}")
+            outcomes = [Earlier(self._http.timeout_s, failure) for _ in group.members]
         finally:  # also if the client is being closed
-            for place, member in enumerate(group.members):
+            for member, outcome in zip(group.members, outcomes, strict=True):
                 if not member.outcome.done():
-                    member.outcome.set_result(outcomes[place] if outcomes else _given_up())
+                    member.outcome.set_result(outcome)
 
     async def _outcomes(self, group: _Group) -> list[str | Earlier]:
         body = pack_entries((member.segment, member.entry) for member in group.members)
@@ -189,7 +193,7 @@ class _Broker:
             owner.unavailable(url)
         return False
 
-    def moved(self, url: str) -> None: ...
+    def answered(self, url: str) -> None: ...
 
 
 def _left(earlier: Earlier, error: MetatxnError) -> Earlier:

@@ -135,7 +135,7 @@ class OwnerOf:
         self._directory.last("broker", url)
         return False
 
-    def moved(self, url: str) -> None:
+    def answered(self, url: str) -> None:
         self._topics.set_owner(self._segment, url)
 
 

@@ -16,12 +16,12 @@ import pytest
 import metatxn
 from metatxn import publishing
 from metatxn.wire.batches import pack_batch, packed_message
-from metatxn.wire.broker import hash_of_key
-from metatxn.wire.entry_groups import unpack_entries
+from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, hash_of_key
+from metatxn.wire.entry_groups import pack_entries, unpack_entries
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Behind, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
-from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, answering, lost, problem, proxy, silent
+from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, answering, lost, problem, proxy, refused, silent
 from tests.metatxn.test_random_deliveries import in_virtual_time
 
 PATIENCE_S = 20
@@ -170,6 +170,20 @@ async def test_an_entry_that_was_perhaps_appended_is_not_denied() -> None:
     assert [type(failure) for failure in failures] == [metatxn.OutcomeUnknown] * 2
 
 
+async def test_one_entry_of_a_group_that_was_perhaps_appended_is_not_denied() -> None:
+    cluster = two_segments()
+
+    def one_is_unknown(request: httpx.Request) -> httpx.Response:
+        unknown = problem(ErrorCode.OUTCOME_UNKNOWN).json()
+        answer = cluster._append_group(request.url.path.split("/")[3], request.content)
+        return httpx.Response(200, json={"outcomes": [answer.json()["outcomes"][0], unknown]})
+
+    cluster.before.append(("/entries", one_is_unknown))
+    cluster.before.append((f"{ALONE}s-0.b/entries", answering(ErrorCode.TXN_CONFLICT)))
+    failure = await written(cluster)
+    assert isinstance(failure, metatxn.OutcomeUnknown)
+
+
 async def failure_of(future: asyncio.Future[str]) -> metatxn.MetatxnError | None:
     try:
         await future
@@ -249,3 +263,65 @@ def test_the_time_of_a_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     in_virtual_time(Random(0), story())
     assert entries_sent(cluster)[0] == "group"
     assert PATIENCE_S / 2 < took[0] <= PATIENCE_S
+
+
+@pytest.mark.parametrize("fault", [lost, refused, proxy(502), answering(ErrorCode.STORE_UNAVAILABLE)])
+async def test_groups_go_on_after_a_failure(fault: Fault) -> None:
+    """The client asks anybody for the owner then, and learns it from the answer."""
+    cluster = two_segments()
+    async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+        producer = client.producer("t")
+        for number in range(4):
+            if number == 1:
+                cluster.before.append(("/entries", fault))
+            async with client.transaction() as txn:
+                for key in (LOW, HIGH):
+                    await producer.send(key, key=key, txn=txn)
+    assert [request for request in entries_sent(cluster) if request == "group"] == ["group"] * 4
+    assert len(entries_sent(cluster)) == 4 + 2
+
+
+async def test_an_entry_that_cannot_be_sent_takes_no_other_along() -> None:
+    cluster = two_segments()
+    async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+        txn, link = await client.begin(), client._connection
+        await link.layout("t")
+        payload, count = pack_batch([packed_message(1, None, None)])
+        good, bad = (
+            Entry(payload, PayloadKind.BATCH, count, TxnId.parse(txn.id), None, name, 0) for name in ("p", "\ud800")
+        )
+        found = await asyncio.gather(link.publish("s-0.a", good), link.publish("s-0.b", bad), return_exceptions=True)
+    assert found[0] == "0:0" and isinstance(found[1], UnicodeEncodeError)
+    assert entries_sent(cluster) == ["s-0.a"]
+
+
+async def test_nobody_is_sent_who_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "GATHERING_MS", 10)
+    cluster = two_segments()
+    async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+        txn, link = await client.begin(), client._connection
+        await link.layout("t")
+        payload, count = pack_batch([packed_message(1, None, None)])
+        entry = Entry(payload, PayloadKind.BATCH, count, TxnId.parse(txn.id), None, "p", 0)
+        sent = [asyncio.create_task(link.publish(segment, entry)) for segment in ("s-0.a", "s-0.b")]
+        await asyncio.sleep(0)
+        for task in sent:
+            task.cancel()
+        await asyncio.gather(*sent, return_exceptions=True)
+        group = asyncio.create_task(link.publish("s-0.a", entry))
+        assert await group == "0:0"
+    assert entries_sent(cluster) == ["s-0.a"]
+
+
+def test_a_group_says_everything_about_its_entries() -> None:
+    entries = [
+        ("s", Entry(b"abc", PayloadKind.BATCH, 3, None, "w", "p", 7)),
+        ("t", Entry(b"", PayloadKind.BYTES, 1, None, None, None, 0)),
+        ("u", Entry(b"[]", PayloadKind.MESSAGES, 2, None, "w", None, 1)),
+    ]
+    found = unpack_entries(pack_entries(entries))
+    assert [(head.segment, payload) for head, payload in found] == [(name, entry.payload) for name, entry in entries]
+    assert [(head.writer, head.producer, head.sequence, head.count) for head, _ in found] == [
+        (entry.writer, entry.producer, entry.sequence, entry.count) for _, entry in entries
+    ]
+    assert [head.media_type for head, _ in found] == [PAYLOAD_MEDIA_TYPES[entry.kind] for _, entry in entries]

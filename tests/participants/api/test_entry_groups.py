@@ -106,6 +106,19 @@ async def test_one_entry_is_refused_and_the_others_are_appended(process: BrokerP
     assert [await read(process, segment, wait_ms=5_000) for segment in (one, two)] == [["1"], ["2"]]
 
 
+async def test_each_entry_belongs_to_its_writer(process: BrokerProcess, world: World) -> None:
+    one, two = await process.create("t", 2)
+    txn = await world.begin()
+    entries = [
+        (segment, Entry(writer.encode(), PayloadKind.BYTES, 1, None, writer, None, 0))
+        for segment, writer in ((one, "a"), (one, "b"), (two, "b"), (two, "a"))
+    ]
+    outcomes = (await send_body(process, txn, pack_entries(entries))).json()["outcomes"]
+    assert [outcome["duplicate"] for outcome in outcomes] == [False] * 4
+    await world.commit(txn, writers=["a"])
+    assert [await read(process, segment, wait_ms=5_000) for segment in (one, two)] == [["a"], ["a"]]
+
+
 async def test_nothing_enters_a_transaction_that_is_decided(process: BrokerProcess, world: World) -> None:
     segments = await process.create("t", 2)
     txn = await world.begin()
