@@ -6,10 +6,11 @@ Within one turn of the event loop, the small entries of one transaction for one 
 request (`metatxn.wire.entry_groups`). Only entries of one transaction do: nothing is visible before all of them are
 durable, so none can be late because of another one.
 
-A group is sent once. What is not appended by it is sent again by itself, exactly as if there had been no group: with
-redirects, retries, and their errors. The sequence of an entry tells a broker what it has already appended. So a group
-that was lost on its way, or half carried out, or sent to a broker that has just lost a segment, costs time and nothing
-else, and an entry whose group had no answer has an unknown outcome until a request of its own tells it.
+A group is sent once; only when the service has too much to do, and nothing of it has happened, it is sent again after
+the pause that the service asks for. What is not appended by it is sent again by itself, exactly as if there had been no
+group: with redirects, retries, and their errors. The sequence of an entry tells a broker what it has already appended.
+So a group that was lost on its way, or half carried out, or sent to a broker that has just lost a segment, costs time
+and nothing else, and an entry whose group had no answer has an unknown outcome until a request of its own tells it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from metatxn.cluster import Directory
 from metatxn.http import Call, Earlier, Http, path_of
 from metatxn.json_messages import entry_in_json
 from metatxn.topics import LayoutCache, OwnerOf
+from metatxn.transport.api import Answer
 from metatxn.wire.broker import PAYLOAD_MEDIA_TYPES, PublishAnswer, publish_params
 from metatxn.wire.entry_groups import MEDIA_TYPE, PublishGroupAnswer, pack_entries
 from metatxn.wire.errors import (
@@ -33,6 +35,7 @@ from metatxn.wire.errors import (
     NotFound,
     OutcomeUnknown,
     PayloadTooLarge,
+    RateLimited,
     SchemaMismatch,
     SegmentSealed,
     TransactionNotFound,
@@ -49,6 +52,8 @@ MAX_ENTRY_BYTES = 64 * 1024
 MAX_GROUP_BYTES = 1024 * 1024
 MAX_GROUP_ENTRIES = 250
 """A group is sent at once when it has this much."""
+LEAST_PAUSE_S = 1.0
+"""The pause after a service that has too much to do, if it asks for none."""
 ASK_AGAIN_S = 60.0
 """A broker that knew no groups is asked again after this time."""
 SETTLED_BY = (SegmentSealed, NotFound, ExpiredTransaction, PayloadTooLarge, SchemaMismatch)
@@ -157,7 +162,7 @@ class Publishing:
         owners = [OwnerOf(self._topics, self._directory, member.segment) for member in group.members]
         earlier = Earlier(self._http.timeout_s)
         try:
-            answer = await self._http.request(_Broker(group.url, owners), call, patient=False, earlier=earlier)
+            answer = await self._when_there_is_time(_Broker(group.url, owners), call, earlier)
             outcomes = parsed(PublishGroupAnswer, answer).outcomes
         except MetatxnError as error:
             if error.members.get("status") == HTTPStatus.NOT_FOUND and not isinstance(error, TransactionNotFound):
@@ -172,6 +177,19 @@ class Publishing:
             else _left(earlier, from_problem(each.model_dump(exclude_none=True)))
             for each in outcomes
         ]
+
+    async def _when_there_is_time(self, broker: _Broker, call: Call, earlier: Earlier) -> Answer:
+        """The answer to a group, after the pauses that the service asks for: single entries would be many requests to
+        a service that wants fewer."""
+        while True:
+            try:
+                return await self._http.request(broker, call, patient=False, earlier=earlier)
+            except RateLimited as error:
+                pause_s = error.retry_after_s or LEAST_PAUSE_S
+                if not error.definite or pause_s >= earlier.left_s:
+                    raise
+                earlier.left_s -= pause_s
+            await asyncio.sleep(pause_s)
 
 
 class _Broker:

@@ -138,10 +138,11 @@ def status(
 def _look_and_print(session: ServiceOptions, history: bool) -> Findings:
     with session.client() as client:
         found = look(client, session.service_url)
-    minutes = ThroughputOfAll(found.throughputs, time.time_ns() // 1_000_000).minutes(RATES)
+    known = ThroughputOfAll(found.throughputs, time.time_ns() // 1_000_000) if history else None
+    minutes = known.minutes(RATES) if known else []
     if session.json:
-        shown = [{"at_ms": at_ms} | rates for at_ms, rates in minutes]
-        print_json(found.as_object() | ({"history": shown} if history else {}))
+        shown = {"history": [{"at_ms": at_ms} | rates for at_ms, rates in minutes]}
+        print_json(found.as_object() | (shown if history else {}))
         return found
     _print(found)
     if history:

@@ -69,9 +69,13 @@ def stored(
             return
         most = min(limit or MOST_IN_A_FILE, MOST_IN_A_FILE)
         taken = list(progress.over(itertools.islice(found, most)))
-        to.write_bytes(FILE_FORMS[to.suffix[1:]].write(client.topic(topic_of_segment(segment)), segment, taken))
-        if limit is None and len(taken) == most:
-            print_note(f"these are the first {count_text(most)}. Go on with --after {taken[-1].position}.")
+        content = FILE_FORMS[to.suffix[1:]].write(client.topic(topic_of_segment(segment)), segment, taken)
+        try:
+            to.write_bytes(content)
+        except OSError as error:
+            raise CliError(f"--to: {to} cannot be written: {error.strerror}.") from None
+        if len(taken) == most and (limit is None or limit > most):
+            print_note(f"these are the first {count_text(most)}. Go on with --after {_place_to_go_on(taken[-1])}.")
     session.print_done({"file": str(to), "messages": len(taken)}, f"wrote {count_text(len(taken))} messages to {to}")
 
 
@@ -86,6 +90,12 @@ def _print(session: ServiceOptions, segment: str, found: Iterator[StoredMessage]
         sys.stdout.flush()
         progress.at(progress.done + len(part))
     items.end() if session.json else table.print(())
+
+
+def _place_to_go_on(last: StoredMessage) -> str:
+    """A position after which everything follows that is behind this message; its whole entry again, if that has
+    more."""
+    return last.position if last.index + 1 >= last.frame.count else str(last.frame.position.before)
 
 
 def _row(message: StoredMessage) -> Sequence[Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import metatxn
+from tests.metatxn.command_line import Done, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.flavours import connect
 
@@ -35,3 +38,20 @@ def new_topic(client: metatxn.Client) -> Callable[..., str]:
         return client.create_topic(f"t-{uuid.uuid4().hex[:12]}", segments).name
 
     return create
+
+
+@pytest.fixture
+def cli(dev: DevServer) -> Callable[..., Done]:
+    return lambda *arguments: run_here(*arguments, METATXN_URL=dev.broker_url)
+
+
+@pytest.fixture
+def ask(cli: Callable[..., Done]) -> Callable[..., Any]:
+    """The JSON that a command prints."""
+
+    def call(*arguments: str) -> Any:
+        done = cli(*arguments, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return call

@@ -31,29 +31,12 @@ from metatxn.timeline import timeline
 from metatxn.wire.broker import OpenTransaction, SegmentDetail, WorkOnSegment
 from metatxn.wire.coordinator import HangingTransaction, Operation, StoredRecord, TransactionHeader
 from metatxn.words import short_id, size_text
-from tests.metatxn.command_line import Done, error_line, run_here
-from tests.metatxn.dev_server import COMMAND, DevServer
+from tests.metatxn.command_line import Done, error_line
+from tests.metatxn.dev_server import COMMAND
 from tests.metatxn.waiting import eventually
 
 _AGES = ((), ("--older-than", "0s"), ("--older-than", "1h"))
 SEGMENT = "segment://public/default/t/0000-ffff-0"
-
-
-@pytest.fixture
-def cli(dev: DevServer) -> Callable[..., Done]:
-    return lambda *arguments: run_here(*arguments, METATXN_URL=dev.broker_url)
-
-
-@pytest.fixture
-def ask(cli: Callable[..., Done]) -> Callable[..., Any]:
-    """The JSON that a command prints."""
-
-    def call(*arguments: str) -> Any:
-        done = cli(*arguments, "-o", "json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return call
 
 
 @pytest.fixture

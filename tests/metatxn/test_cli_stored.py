@@ -17,28 +17,11 @@ import pytest
 
 import metatxn
 from metatxn.stored import looking
-from tests.metatxn.command_line import Done, error_line, run_here
+from tests.metatxn.command_line import Done, error_line
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually
 
 STATES = ["readable", "aborted", "readable", "undecided", "waits"]
-
-
-@pytest.fixture
-def cli(dev: DevServer) -> Callable[..., Done]:
-    return lambda *arguments: run_here(*arguments, METATXN_URL=dev.broker_url)
-
-
-@pytest.fixture
-def ask(cli: Callable[..., Done]) -> Callable[..., Any]:
-    """The JSON that a command prints."""
-
-    def call(*arguments: str) -> Any:
-        done = cli(*arguments, "-o", "json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return call
 
 
 @pytest.fixture
@@ -124,12 +107,30 @@ def test_messages_are_written_to_a_file(cli: Callable[..., Done], segment: str, 
     assert again.returncode == 1 and f"--to: {file} exists" in error_line(again)
 
 
+@pytest.mark.parametrize("options", [(), ("--limit", "9")])
 def test_a_file_says_where_to_go_on(
-    cli: Callable[..., Done], segment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Callable[..., Done],
+    ask: Callable[..., Any],
+    dev: DevServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
 ) -> None:
-    monkeypatch.setattr("metatxn.cli.stored.MOST_IN_A_FILE", 2)
-    done = cli("segment", "messages", segment, "--to", str(tmp_path / "first.csv"))
-    assert "these are the first 2. Go on with --after " in done.stderr
+    """With an entry that the file has only a part of: nothing of it is passed over."""
+    topic = f"stored-{uuid.uuid4().hex[:12]}"
+    with metatxn.connect(dev.broker_url) as client:
+        segment = client.create_topic(topic).segments[0].segment
+        producer = client.producer(topic, linger_ms=1_000)
+        sent = [producer.send(number) for number in range(5)]
+        producer.flush()
+        assert len({future.result() for future in sent}) == 1, "they share an entry"
+        producer.send(5).result()
+    for most, left in ((2, [0, 1, 2, 3, 4, 5]), (5, [5])):
+        monkeypatch.setattr("metatxn.cli.stored.MOST_IN_A_FILE", most)
+        done = cli("segment", "messages", segment, "--to", str(tmp_path / f"{most}.csv"), *options)
+        assert f"these are the first {most}. Go on with --after " in done.stderr
+        told = done.stderr.rpartition("--after ")[2].strip().removesuffix(".")
+        assert [each["value"] for each in ask("segment", "messages", segment, "--after", told)] == left
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,10 @@ def test_a_file_says_where_to_go_on(
         (("--after", "0:-1", "--since", "1h"), "--since: --after gives a place, too."),
         (("--since", "yesterday"), "--since: 'yesterday' is not a time."),
         (("--where", "n >"), "where: it ends where a value"),
+        (
+            ("--to", "/nowhere/messages.csv"),
+            "--to: /nowhere/messages.csv cannot be written: No such file or directory.",
+        ),
         (("--to", "messages.txt"), "--to: messages.txt does not end in one of .jsonl, .arrow, .csv."),
     ],
 )

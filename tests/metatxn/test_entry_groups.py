@@ -325,3 +325,30 @@ def test_a_group_says_everything_about_its_entries() -> None:
         (entry.writer, entry.producer, entry.sequence, entry.count) for _, entry in entries
     ]
     assert [head.media_type for head, _ in found] == [PAYLOAD_MEDIA_TYPES[entry.kind] for _, entry in entries]
+
+
+def test_a_group_waits_for_a_service_that_has_too_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for no longer than a request may take."""
+    monkeypatch.setattr(publishing, "GATHERING_MS", 10)
+    cluster, took = two_segments(), []
+    busy = answering(ErrorCode.RATE_LIMITED, {"Retry-After": "7"})
+
+    async def story() -> None:
+        client = metatxn.connect_async(COORDINATOR, transport=cluster.transport, request_timeout_s=PATIENCE_S)
+        async with client:
+            producer = client.producer("t")
+            for refusals in (1, 99):
+                cluster.before = [("/entries", busy)] * refusals
+                txn = await client.begin()
+                began = asyncio.get_running_loop().time()
+                sent = [await producer.send(key, key=key, txn=txn) for key in (LOW, HIGH)]
+                failures = [await failure_of(future) for future in sent]
+                took.append((asyncio.get_running_loop().time() - began, {type(failure) for failure in failures}))
+                await txn.abort()
+
+    in_virtual_time(Random(0), story())
+    (first_s, none), (second_s, refused_finally) = took
+    assert 7 <= first_s < 8 and none == {type(None)}
+    assert second_s <= PATIENCE_S and refused_finally == {metatxn.RateLimited}
+    assert entries_sent(cluster)[:2] == ["group", "group"]
+    assert sorted(entries_sent(cluster)[2:]) == ["group"] * 3 + ["s-0.a", "s-0.b"]

@@ -157,4 +157,12 @@ ENTRY_GROUPS = (
         "txn_id, None, head.producer",
         tests=(f"{_TEST_ROUTES}::test_each_entry_belongs_to_its_writer",),
     ),
+    Mutant(
+        "single-entries-to-a-busy-service",
+        "a group that was refused because there is too much to do is sent again, instead of its entries",
+        _CLIENT,
+        "if not error.definite or pause_s >= earlier.left_s:",
+        "if pause_s:",
+        tests=(f"{_TEST}::test_a_group_waits_for_a_service_that_has_too_much_to_do",),
+    ),
 )
