@@ -1,7 +1,9 @@
 """Forgetting deleted topics and dropped subscriptions, of which nothing is left but their tombstones (DESIGN §5.26).
 
 Every broker looks from time to time, whatever it serves. Each step is checked, so two brokers may do the same: what one
-of them has forgotten, the other one passes over.
+of them has forgotten, the other one passes over. A broker with local files also looks for deleted segments that are its
+own, because it may never have heard of one: its topic was created here without an answer, or it is the child of a merge
+that another broker has completed, and nobody asked for it before it was deleted elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from metastore.errors import CheckFailed
 from metastore.keys import prefix_end, unescape
 from metastore.txn import paths
 from metastore.txn.forgetting import Counter, forget
+from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.topics import ExclusiveProducerRecord, TopicRecord
 from metastore.types import Record
@@ -42,7 +45,16 @@ class Forgetting:
             self._looked_ms = now_ms - crc32(self._broker.id.encode()) % LOOK_EVERY_MS
         if not 0 <= now_ms - self._looked_ms < LOOK_EVERY_MS and self._broker.version.allows(Feature.FORGETTING):
             self._looked_ms = now_ms
+            if self._broker.storage.exclusive:
+                await self._find_deleted_segments(self._broker.storage.storage_id)
             await self.forget_due(now_ms - FORGET_AFTER_MS)
+
+    async def _find_deleted_segments(self, storage: str) -> None:
+        """Have the next reconcile finish the deletion of every segment of this storage that is deleted."""
+        async for stored in dump(self._store, paths.SEGMENTS):
+            record = SegmentRecord.decode(stored.value)
+            if record.storage == storage and record.state == "deleted":
+                self._broker.finish_later(unescape(stored.key.removeprefix(paths.SEGMENTS)))
 
     async def forget_due(self, until_ms: int) -> None:
         """Forget what was deleted or dropped by then. Raises the store's errors."""

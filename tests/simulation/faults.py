@@ -32,6 +32,7 @@ class Rates:
     store_aimed: float = 0.0  # added to late, slow and lost replies, for the one kind of record that is aimed at
     store_outages_per_minute: float = 0.0
     cut_off_from_store_per_minute: float = 0.0  # one process alone
+    silences_of_store_per_minute: float = 0.0  # one process hears nothing for a while, and is heard
     compactions_per_minute: float = 0.0
     sessions_lost_per_minute: float = 0.0
     store_full_per_minute: float = 0.0
@@ -79,6 +80,7 @@ MOST = Rates(
     store_aimed=0.25,
     store_outages_per_minute=2.0,
     cut_off_from_store_per_minute=3.0,
+    silences_of_store_per_minute=30.0,
     compactions_per_minute=10.0,
     sessions_lost_per_minute=3.0,
     store_full_per_minute=2.0,

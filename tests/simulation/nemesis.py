@@ -26,6 +26,7 @@ class Nemesis:
         for name, strike in {
             "store_outages_per_minute": lambda: self._cluster.store.outage(self._random.choice((0.2, 1.5, 8.0))),
             "cut_off_from_store_per_minute": self._cut_off,
+            "silences_of_store_per_minute": self._silence,
             "compactions_per_minute": self._cluster.store.compact,
             "sessions_lost_per_minute": lambda: self._cluster.store.lose_session(self._random.choice),
             "store_full_per_minute": lambda: self._cluster.store.fill(self._random.choice((0.2, 1.5, 8.0))),
@@ -65,6 +66,11 @@ class Nemesis:
         """Often for longer than a session lasts: then another process takes over what this one still serves."""
         victim = self._random.choice(list(self._cluster.roles))
         self._cluster.store.cut_off_for(victim, self._random.choice((0.2, 1.5, 8.0, 25.0)))
+
+    def _silence(self) -> None:
+        """Never for as long as a session lasts: what one process knows is old, and it goes on."""
+        victim = self._random.choice(list(self._cluster.roles))
+        self._cluster.store.silence_for(victim, self._random.choice((0.1, 0.5, 2.0)))
 
     def _drain(self) -> None:
         """An operator begins or ends a drain, or stops a broker."""

@@ -16,13 +16,14 @@ import structlog
 from metastore.check import StoreCheck
 from metastore.keys import unescape
 from metastore.txn import paths
-from metastore.txn.records.segments import SegmentRecord
+from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.types import Record
 from participants.broker.broker import Broker
 from participants.segment import indexing
 from participants.topic import forgetting
+from participants.topic.deletion import owner_tombstone
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror
 from tests.bounds import applied, drawn
@@ -243,8 +244,9 @@ async def _tend_idle_segments(cluster: Cluster, history: History) -> None:
         prefix = paths.SEGMENT_STATES
         keys = [record.key.removeprefix(prefix).split("/") for record in cluster.store.records(prefix)]
         history.outcomes = Counter(unescape(segment) for segment, kind, *_ in keys if kind == "outcome")
-        history.bare = _removable(cluster)
-        history.tombstones = _to_forget(cluster) if soon_s < FORGOTTEN_SOON_S else []
+        is_soon = soon_s < FORGOTTEN_SOON_S
+        history.bare = [each for each in _removable(cluster) if is_soon or not _was_never_opened(cluster, each)]
+        history.tombstones = _to_forget(cluster) if is_soon else []
         few = all(count < history.few_outcomes for count in history.outcomes.values())
         if loop.time() > deadline or (few and not history.bare and not history.tombstones):
             return
@@ -275,6 +277,13 @@ def _removable(cluster: Cluster) -> list[str]:
         return inherited and all(records[other].is_bare for other in others)
 
     return [segment for segment, record in records.items() if record.state == "deleted" or unneeded(record)]
+
+
+def _was_never_opened(cluster: Cluster, segment: str) -> bool:
+    """Whether a deleted segment had no owner. Then the broker with its storage may not know it, and finds it when it
+    looks for what can be forgotten."""
+    owner = cluster.store.truth._get(paths.segment_owner(segment))
+    return owner is not None and OwnerRecord.decode(owner.value) == owner_tombstone(None)
 
 
 def _agrees(mirror: HeaderMirror, truth: Mapping[str, Record]) -> bool:

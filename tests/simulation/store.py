@@ -89,6 +89,7 @@ class StoreServer:
         self.down = False
         self.full = False
         self.cut_off: set[str] = set()
+        self._silent_until: dict[str, float] = {}
         self._leases: dict[str, _Lease] = {}
 
     @property
@@ -129,6 +130,15 @@ class StoreServer:
             self.world.trace.note("store", f"reached by {owner}")
 
         self.world.later(seconds, reached)
+
+    def silence_for(self, owner: str, seconds: float) -> None:
+        """Hold back answers and events for one process, as a link does that loses packets in one direction."""
+        self._silent_until[owner] = max(self.silent_s(owner), seconds) + self.world.loop.time()
+        self.world.trace.note("store", f"{owner} hears nothing for {seconds:.3f} s")
+
+    def silent_s(self, owner: str) -> float:
+        """For how long the process will hear nothing."""
+        return max(0.0, self._silent_until.get(owner, 0.0) - self.world.loop.time())
 
     def answers(self, owner: str) -> bool:
         return not self.down and owner not in self.cut_off
@@ -256,6 +266,7 @@ class _Call(Generic[T]):
                 self._lose()
                 return
         delay = world.faults.delay_s("store_slow", likelier=self.likelier)
+        delay += self.store.server.silent_s(self.store.owner)
         if error is not None:
             world.later(delay, self._fail, error)
         else:
@@ -394,6 +405,8 @@ class SimulatedWatch(Watch):
             if self._arriving is None:  # else whoever waited for it was cancelled
                 self._arriving = await anext(self._feed)
             await asyncio.sleep(self._faults.delay_s("watch_slow", 0.001, 8.0))
+            while silent_s := self._server.silent_s(self._owner):
+                await asyncio.sleep(silent_s + self._faults.delay_s("watch_slow", 0.001, 8.0))
             item, self._arriving = self._arriving, None
             if not self._server.answers(self._owner) or self._faults.happens("watch_broken"):
                 await self._connect_again()

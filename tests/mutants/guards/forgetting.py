@@ -16,6 +16,14 @@ _OF_SWEEP = "tests/coordinator/test_key_sweep.py"
 
 FORGETTING = (
     Mutant(
+        "deleted-without-its-broker-having-heard-of-it",
+        "5.26: a broker with local files looks for its deleted segments, also for those of which it never heard",
+        _BROKER,
+        "            if self._broker.storage.exclusive:\n",
+        "            if self._looked_ms is None:\n",
+        tests=("tests/participants/broker/test_deletion.py",),
+    ),
+    Mutant(
         "forgotten-without-a-number",
         "5.26: what is forgotten raises the number from which its counter continues",
         _RECORDS,

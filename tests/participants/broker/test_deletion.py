@@ -20,6 +20,7 @@ from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from participants.ledger.storage import StorageFailed
+from participants.topic.forgetting import LOOK_EVERY_MS
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import (
     HIGH,
@@ -33,7 +34,7 @@ from tests.participants.broker.stories import (
     post,
     send,
 )
-from tests.participants.segment.faulty_store import INTENT, Fault, deletes
+from tests.participants.segment.faulty_store import INTENT, Fault, deletes, puts
 from tests.participants.segment.world import World, materialized, publish, sending
 
 TOMBSTONES = (paths.TOPICS, paths.SUBSCRIPTIONS)
@@ -243,6 +244,25 @@ async def test_a_deletion_that_failed_here_and_was_repeated_elsewhere_deletes_th
     await process.broker.reconcile()
     assert await keys_of(world, "/segment/segment%3A%2F%2Fpublic%2Fdefault%2Ft%2F") == []
     await assert_gone(process, world, txn)
+    await other.stop()
+
+
+async def test_a_segment_of_which_its_broker_never_heard_is_deleted_at_its_next_look(
+    process: BrokerProcess, world: World
+) -> None:
+    """Found by the simulation: its topic was created here, the answer of the store was lost, and another broker deleted
+    it before anybody had asked for it. The record stayed until a restart, and so did the topic's tombstone."""
+    world.store.fault(Fault(puts(paths.TOPICS), after=OutcomeUnknown("the reply was lost")))
+    assert (await process.http.post("/v1/topics", json={"name": "t"})).status_code == 504
+    other = await BrokerProcess(world, world.new_device("other"), "http://other").start()
+    assert await delete(other) == 204
+    await process.broker.reconcile()
+    left = await keys_of(world, "/segment/segment%3A%2F%2Fpublic%2Fdefault%2Ft%2F")
+    assert len(left) == (1 if process.storage.exclusive else 0)
+    world._time_ms = count(world.now_ms() + LOOK_EVERY_MS)
+    for _ in range(2):
+        await process.broker.reconcile()
+    assert all(key.startswith(TOMBSTONES) for key in await keys_of(world, "default%2Ft"))
     await other.stop()
 
 

@@ -64,16 +64,16 @@ class Teller(Actor):
             await self.prepare(txn_id, random.choice(PREPARED_TIMEOUT_MS))
         counted = writers[:1] if void or random.random() < 0.3 else None
         fate = random.random()
-        if fate < 0.55:
+        if fate < 0.45:
             await self.end(txn_id, commit=True, writers=counted, patient=random.random() < 0.5)
-        elif fate < 0.7:  # one more is on its way: it counts as a whole, or it is refused
+        elif fate < 0.55:  # one more is on its way: it counts as a whole, or it is refused
             more = self._transfer(txn_id, self._account(), 0, writers[0])
             await whatever_comes(more, self.end(txn_id, commit=True, writers=counted))
-        elif fate < 0.75:
-            await self._go_on(txn_id, writers[0], self.end(txn_id, commit=True, writers=counted))
         elif fate < 0.8:
+            await self._go_on(txn_id, writers[0], self.end(txn_id, commit=True, writers=counted))
+        elif fate < 0.85:
             await whatever_comes(self.end(txn_id, commit=True, writers=counted), self.end(txn_id, commit=False))
-        elif fate < 0.95:
+        elif fate < 0.96:
             await self.end(txn_id, commit=False)
         if random.random() < 0.15:
             await self._come_too_late(txn_id, writers)
