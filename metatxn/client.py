@@ -563,6 +563,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         revision: int | None = ...,
         include_metadata: bool = ...,
         on_error: OnError = ...,
+        columns: Sequence[str] | None = ...,
     ) -> pa.Table: ...
 
     @overload
@@ -573,6 +574,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         revision: int | None = ...,
         include_metadata: bool = ...,
         on_error: OnError = ...,
+        columns: Sequence[str] | None = ...,
     ) -> dict[str, pa.Table]: ...
 
     async def read_table(
@@ -582,6 +584,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         revision: int | None = None,
         include_metadata: bool = False,
         on_error: OnError = "raise",
+        columns: Sequence[str] | None = None,
     ) -> pa.Table | dict[str, pa.Table]:
         """All visible rows of a topic, or of several topics. With `snapshot` they are one consistent cut at `revision`
         (default: now).
@@ -590,11 +593,17 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         `SchemaMismatch`, with the position of its entry and the column; or, as `on_error` says, it is `null`, or its
         message is left out (`skip`). Then a warning in the log counts them and names the first one. Without a schema
         the first values decide the type of a column.
+
+        With `columns` the table has only these, in this order; of what was written as tables, brokers do not send the
+        others. Raises `SchemaMismatch` for one that is not in the topic's schema. Without a schema a column that no
+        message has is null.
         """
         if on_error not in get_args(OnError):
             raise InvalidArgument(f"on_error: is {on_error!r}, not one of raise, null, skip", field="on_error")
         topics = [topic] if isinstance(topic, str) else list(topic)
-        tables = await read_topics(self._connection, topics, isolation, revision, include_metadata, on_error)
+        if columns is not None and (isinstance(columns, str) or not len(set(columns)) == len(columns) > 0):
+            raise InvalidArgument("columns: must be a list of different names, at least one", field="columns")
+        tables = await read_topics(self._connection, topics, isolation, revision, include_metadata, on_error, columns)
         return tables[topic] if isinstance(topic, str) else tables
 
     def read_segment(
@@ -612,8 +621,10 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         revision: int | None = None,
         max_bytes: int = frames.PAGE_BYTES,
         wait_ms: int = 0,
+        columns: Sequence[str] | None = None,
     ) -> FramesPage:
-        """One page of a segment's visible entries after the position `after`. Raises `PositionTrimmed`."""
+        """One page of a segment's visible entries after the position `after`. Raises `PositionTrimmed`. With `columns`,
+        tables may come without their other columns, except the one with the keys."""
         return await frames.read_frames(
             self._connection,
             segment_id,
@@ -623,6 +634,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
             revision=revision,
             max_bytes=max_bytes,
             wait_ms=wait_ms,
+            columns=columns,
         )
 
     def stored_messages(

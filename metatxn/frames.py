@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -13,11 +14,18 @@ from metatxn.connection import Connection
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.table_writer import key_text
-from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
+from metatxn.wire.broker import (
+    END_HEADER,
+    FRAMES_MEDIA_TYPE,
+    NEXT_HEADER,
+    REVISION_HEADER,
+    Isolation,
+)
 from metatxn.wire.columns import Misfit, fitted, table_with_nulls
 from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable
 from metatxn.wire.frames import Frame, FrameError, PayloadKind, decode_frames
+from metatxn.wire.names import column_list
 from metatxn.wire.record_batches import records_of
 from metatxn.wire.rows import KEY_COLUMN
 
@@ -45,14 +53,17 @@ async def read_frames(
     revision: int | None = None,
     max_bytes: int = PAGE_BYTES,
     wait_ms: int = 0,
+    columns: Sequence[str] | None = None,
 ) -> FramesPage:
+    is_new = await connection.directory.knows_batches()
     params = {
         "after": after,
         "max_bytes": max_bytes,
         "isolation": isolation,
         "revision": revision,
         "wait_ms": wait_ms or None,
-        "batches": "true" if await connection.directory.knows_batches() else None,
+        "batches": "true" if is_new else None,
+        "columns": column_list(columns) if columns and is_new else None,
     }
     call = Call("GET", path_of("segments", segment, "entries"), params, wait_s=wait_ms / 1000)
     if owner_url is not None and connection.topics.owner(segment) is None:
@@ -70,13 +81,22 @@ async def read_frames(
 
 
 class SegmentFrames(Paged[Frame]):
-    """Every visible entry of a segment, up to where nothing more was readable."""
+    """Every visible entry of a segment, up to where nothing more was readable. `columns` are those that are needed of
+    tables."""
 
-    def __init__(self, connection: Connection, segment: str, isolation: Isolation, revision: int | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        segment: str,
+        isolation: Isolation,
+        revision: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> None:
         self._connection = connection
         self._segment = segment
         self._isolation: Isolation = isolation
         self._revision = revision
+        self._columns = columns
         self._after: str | None = None
         self._page: FramesPage | None = None
         self._over = False
@@ -85,7 +105,12 @@ class SegmentFrames(Paged[Frame]):
         if self._over:
             return None
         self._page = await read_frames(
-            self._connection, self._segment, after=self._after, isolation=self._isolation, revision=self._revision
+            self._connection,
+            self._segment,
+            after=self._after,
+            isolation=self._isolation,
+            revision=self._revision,
+            columns=self._columns,
         )
         return self._page.frames
 

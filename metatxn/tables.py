@@ -45,6 +45,7 @@ async def read_topics(
     revision: int | None,
     include_metadata: bool,
     on_error: OnError,
+    columns: Sequence[str] | None,
 ) -> dict[str, pa.Table]:
     """Read topics. With `snapshot`, the revision is read first, then the layouts, then the data. A segment created
     later holds nothing that was decided at that revision."""
@@ -52,16 +53,22 @@ async def read_topics(
         revision = (await connection.directory.read()).revision
     places = asyncio.Semaphore(PARALLEL_READS)
 
-    async def entries(segment: str) -> list[_Entry]:
+    async def entries(segment: str, columns: Sequence[str] | None) -> list[_Entry]:
         async with places:
-            return [(segment, frame) async for frame in SegmentFrames(connection, segment, isolation, revision)]
+            frames = SegmentFrames(connection, segment, isolation, revision, columns)
+            return [(segment, frame) async for frame in frames]
 
     tables = {}
     layouts = {topic: await connection.topics.refresh(topic) for topic in topics}
+    for topic, layout in layouts.items():
+        _check_columns(topic, layout.schema, columns)
     try:
         async with asyncio.TaskGroup() as group:
             reads = {
-                topic: [group.create_task(entries(segment.segment)) for segment in layout.in_order()]
+                topic: [
+                    group.create_task(entries(each.segment, columns if layout.schema is not None else None))
+                    for each in layout.in_order()
+                ]
                 for topic, layout in layouts.items()
             }
     except ExceptionGroup as failures:
@@ -71,8 +78,19 @@ async def read_topics(
         schema = layout.schema
         if schema is None and any(frame.kind is PayloadKind.ARROW for _, frame in frames):
             schema = await _columns_given_meanwhile(connection, topic)
-        tables[topic] = _table(layout.topic.name, frames, schema, include_metadata, on_error)
+            _check_columns(topic, schema, columns)
+        tables[topic] = _table(layout.topic.name, frames, schema, columns, include_metadata, on_error)
     return tables
+
+
+def _check_columns(topic: str, schema: pa.Schema | None, columns: Sequence[str] | None) -> None:
+    missing = [] if schema is None else [name for name in columns or () if name not in schema.names]
+    if missing:
+        assert schema is not None
+        raise SchemaMismatch(
+            f"topic {topic} does not have the columns {', '.join(missing)}; its columns are {', '.join(schema.names)}",
+            columns=missing,
+        )
 
 
 async def _columns_given_meanwhile(connection: Connection, topic: str) -> pa.Schema:
@@ -84,12 +102,17 @@ async def _columns_given_meanwhile(connection: Connection, topic: str) -> pa.Sch
 
 
 def _table(
-    topic: str, entries: list[_Entry], schema: pa.Schema | None, include_metadata: bool, on_error: OnError
+    topic: str,
+    entries: list[_Entry],
+    schema: pa.Schema | None,
+    columns: Sequence[str] | None,
+    include_metadata: bool,
+    on_error: OnError,
 ) -> pa.Table:
     if schema is None:
-        rows, misfits = _of_messages(entries, skip=on_error == "skip")
+        rows, misfits = _of_messages(entries, columns, skip=on_error == "skip")
     else:
-        rows, misfits = _of_any(entries, schema)
+        rows, misfits = _of_any(entries, schema, columns)
     if include_metadata:
         rows = _with_metadata(topic, entries, rows)
     if not misfits:
@@ -104,21 +127,32 @@ def _table(
     return rows.filter(pa.array([index not in unfit for index in range(rows.num_rows)], pa.bool_()))
 
 
-def _of_any(entries: list[_Entry], schema: pa.Schema) -> _Rows:
-    tables, misfits, before = [schema.empty_table()], [], 0
+def _of_any(entries: list[_Entry], schema: pa.Schema, columns: Sequence[str] | None) -> _Rows:
+    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    tables, misfits, before = [wanted.empty_table()], [], 0
     for _, frame in entries:
-        decoded = decode_with_nulls(frame, schema)
+        # A message that is not an object fits only into all columns together.
+        decoded = decode_with_nulls(frame, wanted if frame.kind is PayloadKind.ARROW else schema)
         for misfit in decoded.misfits:
             misfit.index += before
-        misfits += decoded.misfits
-        tables.append(decoded.table)
+            if misfit.column in wanted.names or misfit.column not in schema.names:
+                misfits.append(misfit)
+        tables.append(decoded.table.select(wanted.names))
         before += decoded.table.num_rows
     return pa.concat_tables(tables), misfits
 
 
-def _of_messages(entries: list[_Entry], *, skip: bool) -> _Rows:
-    """The columns of a topic without a schema. The values of a column have one type over all of its messages."""
-    return table_with_nulls(list(chain.from_iterable(values_of(frame) for _, frame in entries)), None, skip=skip)
+def _of_messages(entries: list[_Entry], columns: Sequence[str] | None, *, skip: bool) -> _Rows:
+    """The columns of a topic without a schema. The values of a column have one type over all of its messages, so a
+    message that does not fit in any column is a misfit. A column that no message has is null."""
+    values = list(chain.from_iterable(values_of(frame) for _, frame in entries))
+    rows, misfits = table_with_nulls(values, None, skip=skip)
+    if columns is None:
+        return rows, misfits
+    for name in columns:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows))
+    return rows.select(list(columns)), misfits
 
 
 def _problem(misfit: Misfit, entries: list[_Entry]) -> SchemaMismatch:

@@ -61,6 +61,7 @@ class BatchReader(DataSourceReader):
                 revision,
                 columns[topic.name],
                 topic.columns is None,
+                topic.has_more_than(columns[topic.name]),
             )
             for topic in topics
             for each in topic.segments

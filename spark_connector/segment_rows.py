@@ -46,7 +46,8 @@ def every_entry(_described: Mapping[str, Any]) -> bool:
 class SegmentRange(InputPartition):
     """Entries after `after` and up to `end`, inclusive. If `end` is None, they go up to the end of the snapshot of
     `revision`. Both ends are fixed on the driver, so that a task notices what was trimmed meanwhile. `columns` are the
-    wanted columns of the topic; with `messages` it has no schema, and they are those of its messages."""
+    wanted columns of the topic; with `messages` it has no schema, and they are those of its messages. If `some` is true
+    the topic has other columns, too, which need not be sent."""
 
     topic: str
     segment: str
@@ -56,6 +57,7 @@ class SegmentRange(InputPartition):
     revision: int | None
     columns: pa.Schema
     messages: bool = False
+    some: bool = False
 
 
 def with_metadata(columns: StructType) -> StructType:
@@ -168,6 +170,7 @@ def _pages(
             after=after,
             isolation=options.isolation,
             revision=partition.revision,
+            columns=partition.columns.names if partition.some else None,
         )
 
     ahead = ThreadPoolExecutor(1)

@@ -275,8 +275,9 @@ class StreamPlanner:
                 continue
             topic = topic_of[segment]
             columns = wanted_columns(self._schema, topic, self._options)
-            messages = topic.columns is None
-            found.append(SegmentRange(topic.name, segment, owners[segment], after, place, None, columns, messages))
+            messages, some = topic.columns is None, topic.has_more_than(columns)
+            owner = owners[segment]
+            found.append(SegmentRange(topic.name, segment, owner, after, place, None, columns, messages, some))
         return found
 
     def _beginning(self, segment: str) -> str | None:

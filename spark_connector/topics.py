@@ -43,6 +43,10 @@ class Topic:
             )
         return self.columns
 
+    def has_more_than(self, columns: pa.Schema) -> bool:
+        """Whether there are columns besides some of them."""
+        return self.columns is not None and len(self.columns) > len(columns)
+
     @property
     def offered(self) -> pa.Schema:
         """The columns for readers: without a schema those of messages."""

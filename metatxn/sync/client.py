@@ -195,6 +195,7 @@ class Client(Facade[AsyncClient]):
         revision: int | None = ...,
         include_metadata: bool = ...,
         on_error: OnError = ...,
+        columns: Sequence[str] | None = ...,
     ) -> pa.Table: ...
 
     @overload
@@ -205,6 +206,7 @@ class Client(Facade[AsyncClient]):
         revision: int | None = ...,
         include_metadata: bool = ...,
         on_error: OnError = ...,
+        columns: Sequence[str] | None = ...,
     ) -> dict[str, pa.Table]: ...
 
     def read_table(
@@ -214,10 +216,13 @@ class Client(Facade[AsyncClient]):
         revision: int | None = None,
         include_metadata: bool = False,
         on_error: OnError = "raise",
+        columns: Sequence[str] | None = None,
     ) -> pa.Table | dict[str, pa.Table]:
         """See `AsyncClient.read_table`."""
         topics = [topic] if isinstance(topic, str) else topic
-        tables = self._background.run(self._core.read_table(topics, isolation, revision, include_metadata, on_error))
+        tables = self._background.run(
+            self._core.read_table(topics, isolation, revision, include_metadata, on_error, columns)
+        )
         return tables[topic] if isinstance(topic, str) else tables
 
     def close(self) -> None:

@@ -13,13 +13,14 @@ what was decoded then. A size counts each value where it stands, as at least a b
     message             flatbuffer "Message": 1 type of the header, 2 header, 3 length of the body
     dictionary batch    1 the record batch with its values
     record batch        0 rows, 1 nodes (length, nulls), 2 buffers (offset in the body, length), 3 compression
+    compression         0 codec
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,8 +37,27 @@ _VIEW_INTS = 4
 """A view has four numbers of 32 bits. The first is the length."""
 
 
+Codec = Literal["lz4", "zstd"]
+_CODECS: tuple[Codec, ...] = ("lz4", "zstd")
+
+
 class TableTooLarge(ValueError):
     pass
+
+
+def compression_of(payload: bytes | memoryview) -> tuple[Codec | None, int]:
+    """The codec of the compressed buffers of an Arrow stream, None if there are none, and their decompressed size."""
+    codec: Codec | None = None
+    size = 0
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(payload)):
+        data, batch = _batch_of(message)
+        if data is None or not (compression_at := _field(data, batch, 3)):
+            continue
+        compression = _target(data, compression_at)
+        codec_at = _field(data, compression, 0)
+        codec = _CODECS[data[codec_at] if codec_at else 0]
+        size += _body_bytes(message, data, batch)
+    return codec, size
 
 
 def read_within(payload: bytes | memoryview, most_bytes: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -73,29 +93,39 @@ def _check(size: int, most_bytes: int) -> None:
 
 def _claimed_bytes(message: pa.ipc.Message) -> int:
     """The bytes of a message's buffers once they are decompressed, and a byte for each value."""
+    data, batch = _batch_of(message)
+    if data is None:
+        return 0
+    rows_at = _field(data, batch, 0)
+    rows = _number(data, rows_at, "<q") if rows_at and message.type == "record batch" else 0
+    values = sum(max(0, length) for length, _ in _pairs(data, _field(data, batch, 1)))
+    return max(ROW_BYTES * rows, _body_bytes(message, data, batch) + values)
+
+
+def _batch_of(message: pa.ipc.Message) -> tuple[memoryview | None, int]:
+    """The metadata of a message, and the place of its record batch there, which may be one of a dictionary's values;
+    None and 0 if there is none."""
     assert message.metadata is not None
     data = memoryview(message.metadata)  # Arrow has verified that its offsets lead to where they should
     root = _number(data, 0, "<I")
     kind_at, header_at = _field(data, root, 1), _field(data, root, 2)
     kind = data[kind_at] if kind_at else 0
     if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH) or not header_at:
-        return 0
+        return None, 0
     batch = _target(data, header_at)
-    if kind == _DICTIONARY_BATCH:
-        values_at = _field(data, batch, 1)
-        if not values_at:
-            return 0
-        batch = _target(data, values_at)
-    rows_at = _field(data, batch, 0)
-    rows = _number(data, rows_at, "<q") if rows_at and kind == _RECORD_BATCH else 0
-    values = sum(max(0, length) for length, _ in _pairs(data, _field(data, batch, 1)))
+    if kind == _RECORD_BATCH:
+        return data, batch
+    values_at = _field(data, batch, 1)
+    return (data, _target(data, values_at)) if values_at else (None, 0)
+
+
+def _body_bytes(message: pa.ipc.Message, data: memoryview, batch: int) -> int:
+    """The bytes of the buffers of a record batch, decompressed."""
     buffers = _pairs(data, _field(data, batch, 2))
-    if _field(data, batch, 3):
-        body = memoryview(message.body or b"")
-        size = sum(_decompressed_bytes(body, offset, length) for offset, length in buffers)
-    else:
-        size = sum(length for _, length in buffers)
-    return max(ROW_BYTES * rows, size + values)
+    if not _field(data, batch, 3):
+        return sum(length for _, length in buffers)
+    body = memoryview(message.body or b"")
+    return sum(_decompressed_bytes(body, offset, length) for offset, length in buffers)
 
 
 def _decompressed_bytes(body: memoryview, offset: int, length: int) -> int:

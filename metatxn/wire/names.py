@@ -1,4 +1,4 @@
-"""Topic names, segment ids, message ids and browse tokens."""
+"""Topic names, segment ids, message ids, browse tokens and lists of columns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Self
+from urllib.parse import quote, unquote
 
 from metatxn.wire.position import Position
 from metatxn.wire.text import encodable
@@ -305,6 +306,27 @@ def parse_pair_token(text: str) -> tuple[str, str]:
         case [str(first), str(second)]:
             return encodable(first), encodable(second)
     raise ValueError(f"{text!r} is not a page token: pass the `next_page_token` of an earlier answer")
+
+
+MAX_COLUMN_LIST = 8_192
+"""The most characters of a list of columns. Whoever needs more of them reads them all."""
+
+
+def column_list(columns: Iterable[str]) -> str | None:
+    """The names of columns with commas between, percent-encoded one by one because they may contain commas; None if
+    that is longer than a request may have it."""
+    text = ",".join(quote(name, safe=" ") for name in columns)
+    return text if len(text) <= MAX_COLUMN_LIST else None
+
+
+def parse_column_list(text: str) -> list[str]:
+    """The names in a list of columns. Raises `ValueError` for a name that is not UTF-8, and for a list that is too
+    long."""
+    if len(text) > MAX_COLUMN_LIST:
+        raise ValueError(
+            f"a list of columns has at most {MAX_COLUMN_LIST} characters: leave it out to read all of them"
+        )
+    return [unquote(name, errors="strict") for name in text.split(",")]
 
 
 def _encode(value: Any) -> str:

@@ -9,7 +9,13 @@ from fastapi import Query
 from pydantic import AfterValidator, BeforeValidator
 
 from metatxn.wire.ids import TxnId
-from metatxn.wire.names import parse_page_token, parse_pair_token, place_or_time, token_or_time
+from metatxn.wire.names import (
+    parse_column_list,
+    parse_page_token,
+    parse_pair_token,
+    place_or_time,
+    token_or_time,
+)
 from metatxn.wire.text import no_control_characters
 
 
@@ -33,6 +39,11 @@ TokenQuery = Annotated[
 RevisionQuery = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="Store revision, for `snapshot`")]
 StartQuery = Annotated[Literal["earliest", "latest"], Query(description="Where to begin without `after`")]
 WaitQuery = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="Long-poll: wait for the first visible entry")]
+ColumnsQuery = Annotated[
+    Any,
+    parsed_by(parse_column_list),
+    Query(description="The columns of tables that the reader needs, with commas between"),
+]
 MaxBytesQuery = Annotated[int, Query(ge=1, le=MAX_READ_BYTES)]
 TxnIdQuery = Annotated[TxnId | None, Query(description="32 hex digits")]
 PageTokenQuery = Annotated[str | None, parsed_by(parse_page_token), Query()]

@@ -36,6 +36,7 @@ from metatxn.wire.broker import (
     TopicInfo,
     TopicPage,
 )
+from metatxn.wire.frames import RawFrame
 from metatxn.wire.listeners import address_for
 from metatxn.wire.names import ReadPlace, ReadTime, topic_name
 from metatxn.wire.position import Position
@@ -49,6 +50,7 @@ from participants.api.layout_routes import add_layout_routes
 from participants.api.page_routes import add_page_route
 from participants.api.policy_routes import add_policy_routes
 from participants.api.queries import (
+    ColumnsQuery,
     MaxBytesQuery,
     PageTokenQuery,
     PlaceQuery,
@@ -69,6 +71,7 @@ from participants.broker.broker import Broker
 from participants.broker.draining import assert_takes_topics
 from participants.messages import schemas
 from participants.messages.payloads import read_bytes, with_json
+from participants.messages.projection import with_columns
 from participants.messages.topics import segment_not_found
 from participants.segment.reading import Page
 from participants.segment.segment import Segment
@@ -242,10 +245,12 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         revision: RevisionQuery = None,
         wait_ms: WaitQuery = 0,
         batches: Annotated[bool, Query(description="The reader knows the payload kind 4")] = False,
+        columns: ColumnsQuery = None,
     ) -> Response:
         """Read the visible frames after `after`, in the format of the ledger format page, one after another.
 
-        Without `batches`, batches of messages are sent as JSON messages.
+        Without `batches`, batches of messages are sent as JSON messages. With `columns`, other columns of tables may be
+        left out, except the one with the keys of the rows.
 
         The answer contains as many whole frames as fit into `max_bytes`, and never many more than 4 MiB; but at least
         one.
@@ -277,7 +282,10 @@ def _read_route(api: APIRouter, broker: Broker) -> None:
         headers = {NEXT_HEADER: str(ReadPlace(page.next, page.revision)), END_HEADER: "true" if page.end else "false"}
         if page.revision is not None:
             headers[REVISION_HEADER] = str(page.revision)
-        return _answer(page, broker, segment, headers, batches=batches)
+        frames = page.frames if batches else list(map(with_json, page.frames))
+        if columns:
+            frames = await _with_columns(frames, columns)
+        return _answer(page, frames, broker, segment, headers)
 
 
 async def _page_of_removed(
@@ -305,8 +313,15 @@ def _within_answer(page: Page) -> Page:
     return page
 
 
-def _answer(page: Page, broker: Broker, segment_id: str, headers: dict[str, str], *, batches: bool) -> Response:
-    frames = page.frames if batches else list(map(with_json, page.frames))
+async def _with_columns(frames: list[RawFrame], columns: list[str]) -> list[RawFrame]:
+    """The frames with these columns only; but as they are if they are one large entry and would be one still, because
+    only what is stored can be sent piece by piece."""
+    projected = await with_columns(frames, columns)
+    return projected if sum(len(frame.data) for frame in projected) <= ANSWER_BYTES else frames
+
+
+def _answer(page: Page, frames: list[RawFrame], broker: Broker, segment_id: str, headers: dict[str, str]) -> Response:
+    """The answer with a page's frames, in the form that the reader wants."""
     first = frames[0] if frames else None
     if first is None or len(first.data) <= ANSWER_BYTES or first is not page.frames[0]:
         return FramesResponse(frames, headers)

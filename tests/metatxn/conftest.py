@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import metatxn
@@ -34,8 +35,8 @@ def client(dev: DevServer) -> Iterator[metatxn.Client]:
 def new_topic(client: metatxn.Client) -> Callable[..., str]:
     """Makes a topic that no other test has."""
 
-    def create(segments: int = 1) -> str:
-        return client.create_topic(f"t-{uuid.uuid4().hex[:12]}", segments).name
+    def create(segments: int = 1, schema: pa.Schema | None = None) -> str:
+        return client.create_topic(f"t-{uuid.uuid4().hex[:12]}", segments, schema).name
 
     return create
 

@@ -71,8 +71,9 @@ def test_frames_are_read_without_a_parameter_that_is_not_known() -> None:
         empty = httpx.Response(200, content=b"", headers={NEXT_HEADER: "0:-1", END_HEADER: "true"})
         cluster.before.append(("GET /v1/segments", lambda request, empty=empty: empty))  # type: ignore[misc]
         with cluster.client() as client:
-            client.read_frames("s-0")
+            client.read_frames("s-0", columns=["a"])
         assert ("batches=true" in cluster.requests[-1]) is asks
+        assert ("columns=a" in cluster.requests[-1]) is asks
 
 
 def test_topics_are_read_in_json_until_every_service_knows_batches() -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import metatxn
+from metatxn.tables import METADATA_SCHEMA
 from metatxn.topics import Layout, LayoutCache
 from metatxn.wire.frames import PayloadKind
 from metatxn.wire.rows import KEY_COLUMN
@@ -317,3 +318,57 @@ def test_messages_in_a_topic_with_columns(client: metatxn.Client, table_topic: s
         {"id": 2, "name": None, "at": None},
     ]
     assert found["__key"].to_pylist() == ["k", "k"]
+
+
+@pytest.mark.parametrize("key_column", [None, "at"])
+def test_columns_that_are_asked_for(client: metatxn.Client, table_topic: str, key_column: str | None) -> None:
+    """In tables, in messages, and in a message that is an object with some of them; what is not asked for is not sent,
+    and does not have to fit."""
+    with client.table_writer(table_topic, key_column=key_column) as writer:
+        writer.write(rows(0, 3000))
+    with client.producer(table_topic) as producer:
+        producer.send({"id": 3000})
+    found = client.read_table(table_topic, columns=["name", "id"])
+    assert found.schema == pa.schema([SCHEMA.field("name"), SCHEMA.field("id")])
+    assert Counter(found["id"].to_pylist()) == Counter(range(3001))
+    assert Counter(found["name"].to_pylist()) == Counter([*rows(0, 3000)["name"].to_pylist(), None])
+
+    segments = [each.segment for each in client.topic(table_topic).segments]
+    sent = [frame for segment in segments for frame in client.read_frames(segment, columns=["id"]).frames]
+    tables = [pa.ipc.open_stream(pa.py_buffer(frame.payload)) for frame in sent if frame.kind is PayloadKind.ARROW]
+    expected = {"id"} if key_column is None else {"id", key_column}
+    assert all(set(table.schema.names) == expected for table in tables)
+
+    described = client.read_table(table_topic, include_metadata=True, columns=["id"])
+    assert described.column_names == [*METADATA_SCHEMA.names, "id"]
+    assert len(set(described["__key"].to_pylist())) == (1 if key_column is None else 2)
+
+
+def test_columns_that_do_not_exist(client: metatxn.Client, table_topic: str, new_topic: NewTopic) -> None:
+    with pytest.raises(metatxn.SchemaMismatch, match="does not have the columns no, not; its columns are id, name, at"):
+        client.read_table(table_topic, columns=["id", "no", "not"])
+    for wrong in ([], ["id", "id"], "id"):
+        with pytest.raises(metatxn.InvalidArgument, match=r"^columns: must be a list of different"):
+            client.read_table(table_topic, columns=wrong)
+    free = new_topic()
+    send(client, free, {"id": 1}, {"id": 2})
+    assert client.read_table(free, columns=["no", "id"]).to_pylist() == [{"no": None, "id": 1}, {"no": None, "id": 2}]
+    assert client.read_table(new_topic(), columns=["id"]).to_pylist() == []
+
+
+def test_only_what_is_asked_for_has_to_fit(client: metatxn.Client, new_topic: NewTopic) -> None:
+    """The topic's columns have changed since the messages were written. A value that is not an object is in the column
+    `value`, which is another one."""
+    fields: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("value", pa.string())]
+    topic = new_topic(schema=pa.schema(fields))
+    send(client, topic, {"id": 1, "value": "a"}, "b")
+    assert client.read_table(topic, columns=["id"]).to_pylist() == [{"id": 1}, {"id": None}]
+
+
+def test_very_many_columns_are_read_together(client: metatxn.Client, new_topic: NewTopic) -> None:
+    """Their names do not fit into a URL."""
+    names = [f"{'é' * 60}{number}" for number in range(200)]
+    topic = new_topic(schema=pa.schema([pa.field(name, pa.int64()) for name in names]))
+    write(client, topic, pa.table({name: [1] for name in names}))
+    for wanted in (names[:99], names[:199]):
+        assert client.read_table(topic, columns=wanted).to_pylist() == [dict.fromkeys(wanted, 1)]

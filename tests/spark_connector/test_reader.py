@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,11 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, Not
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import metatxn
 from spark_connector.filtering_reader import FilteringReader
 from spark_connector.options import read_options
-from spark_connector.reader import dataframe_schema
+from spark_connector.reader import BatchReader, dataframe_schema
+from spark_connector.stream_reader import StreamReader
 from tests.spark_connector.conftest import TopicFactory
 
 
@@ -125,6 +128,39 @@ def test_a_part_of_a_topic(spark: SparkSession, url: str, client: metatxn.Client
     reader = spark.read.format("metatxn").options(url=url, subscribe=name, includeMetadata="true")
     assert sorted(reader.schema("id long").load().collect()) == [(0,), (1,), (2,), (3,)]
     assert sorted(reader.schema("__key string").load().collect()) == [("n0",), ("n1",), ("n2",), ("n3",)]
+
+
+@pytest.mark.parametrize(
+    ("names", "asked"), [(["id", "name"], None), (["name"], ["name"]), (["__key"], ["id"]), (["__key", "id"], ["id"])]
+)
+def test_only_the_wanted_columns_are_asked_for(
+    url: str,
+    client: metatxn.Client,
+    topic: TopicFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    asked: list[str] | None,
+) -> None:
+    """By the tasks of a batch, and of a stream."""
+    name = topic(segments=1)
+    write(client, name, [1, 2])
+    found: list[Any] = []
+    read_frames = metatxn.Client.read_frames
+
+    def noted(self: metatxn.Client, segment: str, **options: Any) -> metatxn.FramesPage:
+        found.append(options["columns"])
+        return read_frames(self, segment, **options)
+
+    monkeypatch.setattr(metatxn.Client, "read_frames", noted)
+    columns = StructType([StructField(each, LongType() if each == "id" else StringType()) for each in names])
+    given = {"url": url, "subscribe": name, "includeMetadata": "true", "startingOffsets": "earliest"}
+    batch = BatchReader(read_options(given, "batch"), columns)
+    stream = StreamReader(read_options(given, "streaming"), columns)
+    start = stream.initialOffset()
+    (partition,) = stream.partitions(start, stream.latestOffset(start, stream.getDefaultReadLimit()))
+    for rows in (batch.read(batch.partitions()[0]), stream.read(partition)):
+        assert sum(each.num_rows for each in rows) == 2
+    assert len(found) >= 2 and all(each == asked for each in found)
 
 
 def test_json_messages_are_rows_too(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:

@@ -21,6 +21,7 @@ from tests.mutants.guards.metastore import METASTORE
 from tests.mutants.guards.operating import OPERATING
 from tests.mutants.guards.participants import PARTICIPANTS
 from tests.mutants.guards.policies import POLICIES
+from tests.mutants.guards.projection import PROJECTION
 from tests.mutants.guards.pulsar import PULSAR
 from tests.mutants.guards.quotas import QUOTAS
 from tests.mutants.guards.read_holds import READ_HOLDS
@@ -45,6 +46,7 @@ GUARDS = (
     *FORGETTING,
     *CONSUMERS,
     *BATCHES,
+    *PROJECTION,
     *ENTRY_GROUPS,
     *POLICIES,
     *SCHEMAS,

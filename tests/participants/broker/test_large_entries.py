@@ -21,7 +21,7 @@ from metatxn.wire.broker import ARROW_MEDIA_TYPE, MAX_ENTRY_MESSAGES, MESSAGES_M
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.rows import KEY_COLUMN
-from participants.messages import payloads, pieces
+from participants.messages import payloads, pieces, projection
 from tests.extent import usually
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
@@ -109,6 +109,19 @@ async def test_a_compacted_view_is_made_in_turns(
     assert values == ([each["value"] for each in expected] if kind == MESSAGES_MEDIA_TYPE else expected)
     assert sum(turns.sizes.values()) == MESSAGES
     assert max(turns.sizes.values()) <= pieces.PIECE_ITEMS
+
+
+async def test_columns_are_left_out_in_turns(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entry by entry: a page may have thousands."""
+
+    def noted(frame: Any, _: Any) -> Any:
+        turns.note(1)
+        return frame
+
+    monkeypatch.setattr(projection, "project", noted)
+    frames: Any = list(range(100))
+    assert await projection.with_columns(frames, ["a"]) == frames
+    assert list(turns.sizes.values()) == [1] * 100
 
 
 def test_an_entry_holds_a_bounded_number_of_messages() -> None:
