@@ -39,7 +39,7 @@ from metatxn.frames import FramesPage, SegmentFrames
 from metatxn.hanging_costs import HangingCost, hanging_costs
 from metatxn.http import Call, json_body, path_of
 from metatxn.json_messages import encoded_message
-from metatxn.outgoing import BATCH_MESSAGES
+from metatxn.outgoing import BATCH_MESSAGES, check_compression
 from metatxn.paging import Listing, Paged
 from metatxn.producer import BATCH_BYTES, AsyncProducer, message_batching
 from metatxn.reader import AsyncReader, Message, milliseconds
@@ -73,6 +73,7 @@ from metatxn.wire.errors import (
 )
 from metatxn.wire.frames import Frame
 from metatxn.wire.names import LISTENER_NAME
+from metatxn.wire.record_batches import Codec
 
 
 def connect_async(
@@ -163,6 +164,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         linger_ms: float = 0,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         sequenced: bool = False,
+        compression: Codec | None = None,
     ) -> AsyncProducer:
         """A producer of messages. `name` is for people who look at entries.
 
@@ -174,10 +176,11 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
 
         Messages share an entry up to `max_entry_messages` (1 turns batching off) and `max_entry_bytes`: messages that
         are sent while an earlier entry is in flight, and, with `linger_ms`, those sent within that time. `send` waits
-        while more than `max_pending_bytes` are not durable yet.
+        while more than `max_pending_bytes` are not durable yet. With `compression` the messages of an entry are
+        compressed together; `max_entry_bytes` counts them as they are before.
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
-        producer = AsyncProducer(self._connection, topic, name, batching, sequenced=sequenced)
+        producer = AsyncProducer(self._connection, topic, name, batching, sequenced=sequenced, compression=compression)
         self._producers[producer] = None
         return producer
 
@@ -193,6 +196,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         max_entry_bytes: int = BATCH_BYTES,
         linger_ms: float = 0,
         max_pending_bytes: int = MAX_PENDING_BYTES,
+        compression: Codec | None = None,
     ) -> AsyncProducer:
         """A producer that has the topic to itself: once this returns, nothing that others have sent is appended any
         more, to any segment, so a program that then reads the topic to its end has read everything that was sent
@@ -204,8 +208,9 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         who look at the topic. The other options are those of `producer`. Raises `NotFound`.
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
+        check_compression(compression)
         hold = await HeldTopic.claim(self._connection, topic, name, session_timeout_s, fence=fence, wait=wait)
-        producer = AsyncProducer(self._connection, topic, name, batching, hold=hold)
+        producer = AsyncProducer(self._connection, topic, name, batching, hold=hold, compression=compression)
         self._producers[producer] = None
         return producer
 
@@ -549,11 +554,13 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
+        compression: Codec | None = None,
     ) -> AsyncTableWriter:
         """A writer of Arrow tables, inside a transaction or without one; without one, rows can be read as soon as their
         entry is durable. With `writer`, which requires a transaction, the rows count only if the commit lists that name
-        or lists none."""
-        return AsyncTableWriter(self._connection, topic, txn, writer, key_column, max_entry_bytes)
+        or lists none. With `compression` the columns of an entry are compressed one by one; `max_entry_bytes` counts
+        them as they are before."""
+        return AsyncTableWriter(self._connection, topic, txn, writer, key_column, max_entry_bytes, compression)
 
     @overload
     async def read_table(

@@ -6,11 +6,13 @@ import asyncio
 import concurrent.futures
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from metatxn.topics import Layout
 from metatxn.wire.batches import pack_batch
-from metatxn.wire.errors import MetatxnError
+from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import NO_SEQUENCE, PayloadKind
+from metatxn.wire.record_batches import Codec
 
 BATCH_MESSAGES = 1000
 RECORD_BYTES = 6
@@ -33,12 +35,21 @@ class Outgoing:
     number: int = 0
 
 
+def check_compression(compression: str | None) -> None:
+    """Raises `InvalidArgument` for what is not a codec."""
+    if compression is not None and compression not in get_args(Codec):
+        raise InvalidArgument(
+            f"compression: is {compression!r}, not one of {', '.join(get_args(Codec))}", field="compression"
+        )
+
+
 class MessageFormat:
     """Messages without a key go to one segment until an entry of them is on its way, and then to the next one."""
 
     kind = PayloadKind.BATCH
 
-    def __init__(self) -> None:
+    def __init__(self, compression: Codec | None = None) -> None:
+        self._compression = compression
         self._turn = 0
         self._in_turn = 0
         """The number of messages without a key that went to the segment whose turn it is."""
@@ -64,7 +75,7 @@ class MessageFormat:
     def encode(self, items: list[Outgoing]) -> tuple[bytes, int]:
         if self._in_turn >= STICKY_MESSAGES:
             self._next_turn()
-        return pack_batch([(item.prefix, item.content) for item in items])
+        return pack_batch([(item.prefix, item.content) for item in items], self._compression)
 
     def _next_turn(self) -> None:
         self._turn, self._in_turn, self._known = self._turn + 1, 0, None

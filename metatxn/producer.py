@@ -13,14 +13,14 @@ from typing import Any, Self
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
 from metatxn.exclusive import HeldTopic
-from metatxn.outgoing import MessageFormat, Outgoing
+from metatxn.outgoing import MessageFormat, Outgoing, check_compression
 from metatxn.reader import milliseconds
 from metatxn.sequenced import SequencedDelivery
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.batches import packed_message
 from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, NO_SEQUENCE
-from metatxn.wire.record_batches import HEADER
+from metatxn.wire.record_batches import HEADER, Codec
 
 BATCH_BYTES = 1024 * 1024
 MAX_SEQUENCE = 2**53 - 1
@@ -53,8 +53,10 @@ class AsyncProducer:
         *,
         sequenced: bool = False,
         hold: HeldTopic | None = None,
+        compression: Codec | None = None,
     ) -> None:
         """Raises `InvalidArgument`. A sequenced producer has no `hold`."""
+        check_compression(compression)
         self.topic = topic
         self.name = name
         self._sequenced = sequenced
@@ -63,11 +65,12 @@ class AsyncProducer:
         """The last sequence that was sent, if this is sequenced."""
         self.delivery: OrderedDelivery[Outgoing]
         if not sequenced:
-            self.delivery = OrderedDelivery(connection, topic, MessageFormat(), batching, name=name, hold=hold)
+            form = MessageFormat(compression)
+            self.delivery = OrderedDelivery(connection, topic, form, batching, name=name, hold=hold)
         elif not name:
             raise InvalidArgument("name: a sequenced producer needs one", field="name")
         else:
-            self.delivery = SequencedDelivery(connection, topic, name, batching)
+            self.delivery = SequencedDelivery(connection, topic, name, batching, compression)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:

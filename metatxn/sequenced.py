@@ -24,13 +24,14 @@ from metatxn.wire.broker import hash_of_key
 from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import NO_SEQUENCE, Behind, Entry
 from metatxn.wire.names import number_of_segment
+from metatxn.wire.record_batches import Codec
 
 
 class SequencedFormat(MessageFormat):
     """Messages without a key are routed by their sequence, so that a later run sends them to the same place."""
 
-    def __init__(self, producer: str) -> None:
-        super().__init__()
+    def __init__(self, producer: str, compression: Codec | None) -> None:
+        super().__init__(compression)
         self._producer = producer
 
     def hashed(self, item: Outgoing) -> str:
@@ -80,8 +81,8 @@ class _Known:
 class SequencedDelivery(OrderedDelivery[Outgoing]):
     """The delivery of a sequenced producer, all of it outside transactions."""
 
-    def __init__(self, link: Link, topic: str, name: str, batching: Batching) -> None:
-        form = SequencedFormat(name)
+    def __init__(self, link: Link, topic: str, name: str, batching: Batching, compression: Codec | None = None) -> None:
+        form = SequencedFormat(name, compression)
         super().__init__(link, topic, form, batching, failure_is_final=True)
         self._producer = name
         self._hashed = form.hashed

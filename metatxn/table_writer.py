@@ -13,11 +13,13 @@ import pyarrow.compute as pc
 
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
+from metatxn.outgoing import check_compression
 from metatxn.topics import Layout
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, PayloadKind
+from metatxn.wire.record_batches import Codec
 from metatxn.wire.rows import KEY_COLUMN
 
 DEFAULT_ENTRY_BYTES = 1024 * 1024
@@ -44,8 +46,9 @@ class Rows:
 class ArrowFormat:
     kind = PayloadKind.ARROW
 
-    def __init__(self, key_column: str | None) -> None:
+    def __init__(self, key_column: str | None, compression: Codec | None = None) -> None:
         self._key_column = key_column
+        self._compression = compression
 
     def size(self, item: Rows) -> int:
         return item.size
@@ -83,6 +86,10 @@ class ArrowFormat:
         if sum(item.size for item in items) < len(items) * max(SMALL_BATCH_BYTES, len(schema) * SMALL_COLUMN_BYTES):
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         batches = [batch.replace_schema_metadata(schema.metadata) for batch in batches]
+        if self._compression is not None:
+            packed = pa.BufferOutputStream()
+            _write_stream(packed, schema, batches, self._compression)
+            return packed.getvalue().to_pybytes(), sum(batch.num_rows for batch in batches)
         # The size is determined first, because a growing buffer would be copied each time.
         counted = pa.MockOutputStream()
         _write_stream(counted, schema, batches)
@@ -95,8 +102,10 @@ class ArrowFormat:
         """Nothing to do: the delivery keeps failures, and `close` raises them."""
 
 
-def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    with pa.ipc.new_stream(sink, schema) as stream:
+def _write_stream(
+    sink: pa.NativeFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch], compression: Codec | None = None
+) -> None:
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
         for batch in batches:
             stream.write_batch(batch)
 
@@ -135,7 +144,9 @@ class AsyncTableWriter:
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
+        compression: Codec | None = None,
     ) -> None:
+        check_compression(compression)
         if not 0 < max_entry_bytes <= MAX_PAYLOAD_BYTES:
             raise InvalidArgument(
                 f"max_entry_bytes: must be between 1 and {MAX_PAYLOAD_BYTES}", field="max_entry_bytes"
@@ -157,7 +168,7 @@ class AsyncTableWriter:
         # An entry waits until it is half full or flushed; while one is in flight, the next one becomes larger.
         self._due_bytes = max(1, self._max_entry_bytes // 2)
         batching = Batching(self._max_entry_bytes, MAX_ENTRY_BATCHES, linger_s=math.inf, due_bytes=self._due_bytes)
-        form = ArrowFormat(key_column)
+        form = ArrowFormat(key_column, compression)
         self._delivery = OrderedDelivery(connection, topic, form, batching, writer=writer, failure_is_final=True)
         # A named writer counts only if the commit lists it, so its failure alone does not fail the transaction.
         self._inside = txn if isinstance(txn, AsyncTransaction) else None

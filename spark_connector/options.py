@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from metatxn.wire.broker import Isolation
+from metatxn.wire.record_batches import Codec
 from spark_connector.clients import ServiceAddress
 from spark_connector.places import is_place
 
@@ -45,6 +46,7 @@ WRITE_OPTIONS = (
     "transactionTimeoutMs",
     "txnId",
     "ackSubscription",
+    "compression",
     "token",
     "ca",
     "listener",
@@ -93,6 +95,7 @@ class WriteOptions:
     txn_id: str | None = None
     ack_subscription: str | None = None
     checkpoint: str | None = None
+    compression: Codec | None = None
 
     @property
     def already_committed(self) -> bool:
@@ -138,6 +141,7 @@ def write_options(given: Mapping[str, str], mode: Mode) -> WriteOptions:
         or (MICRO_BATCH_TIMEOUT_MS if mode == "streaming" else BATCH_TIMEOUT_MS),
         txn_id=values.parsed("txnId"),
         ack_subscription=values.get("ackSubscription"),
+        compression=values.parsed("compression"),
         checkpoint=values.get("checkpointLocation"),
     )
 
@@ -329,6 +333,13 @@ def _pattern(value: str) -> str:
     return value
 
 
+def _codec(text: str) -> Codec | None:
+    codecs = {codec: codec for codec in get_args(Codec)}
+    if text.lower() != "none" and text.lower() not in codecs:
+        raise ValueError(f"must be one of none, {', '.join(codecs)}")
+    return codecs.get(text.lower())
+
+
 def _isolation(value: str) -> Isolation:
     for isolation in get_args(Isolation):
         if value.lower() == isolation:
@@ -403,6 +414,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "txnId": _txn_id,
     "subscribe": _topics,
     "subscribePattern": _pattern,
+    "compression": _codec,
     "isolation": _isolation,
     "revision": _revision,
     "startingOffsets": _offsets,

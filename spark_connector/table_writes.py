@@ -120,6 +120,7 @@ class TableWrites:
             writer=self.writer,
             key_column=self._options.key_column,
             max_entry_bytes=ENTRY_BYTES,
+            compression=self._options.compression,
         )
         self._open[topic] = _Open(writers.enter_context(writer), schema)
         return self._open[topic]

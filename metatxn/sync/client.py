@@ -27,6 +27,7 @@ from metatxn.table_writer import DEFAULT_ENTRY_BYTES
 from metatxn.tables import OnError
 from metatxn.transport.api import Transport
 from metatxn.wire.broker import DEFAULT_MAX_REDELIVERIES, Isolation
+from metatxn.wire.record_batches import Codec
 
 _OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -181,10 +182,11 @@ class Client(Facade[AsyncClient]):
         writer: str | None = None,
         key_column: str | None = None,
         max_entry_bytes: int = DEFAULT_ENTRY_BYTES,
+        compression: Codec | None = None,
     ) -> TableWriter:
         """See `AsyncClient.table_writer`."""
         inside = txn.core if isinstance(txn, Transaction) else txn
-        core = self._core.table_writer(topic, inside, writer, key_column, max_entry_bytes)
+        core = self._core.table_writer(topic, inside, writer, key_column, max_entry_bytes, compression)
         return TableWriter(core, self._background)
 
     @overload

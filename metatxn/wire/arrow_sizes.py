@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+
+from metatxn.wire.record_batches import Codec
 
 MAX_TABLE_BYTES = 256 << 20
 """The most bytes of the table of one entry. What is neither compressed nor encoded is never as large, unless it
@@ -37,7 +39,6 @@ _VIEW_INTS = 4
 """A view has four numbers of 32 bits. The first is the length."""
 
 
-Codec = Literal["lz4", "zstd"]
 _CODECS: tuple[Codec, ...] = ("lz4", "zstd")
 
 

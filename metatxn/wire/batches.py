@@ -23,6 +23,7 @@ from pydantic import ConfigDict, TypeAdapter
 from metatxn.wire.record_batches import (
     HEADER,
     MAX_JSON_BYTES,
+    Codec,
     decode_columns,
     decoded_varint,
     encoded_varint,
@@ -98,8 +99,8 @@ def _headers_of(properties: dict[str, str]) -> bytes:
     return b"".join(parts)
 
 
-def pack_batch(records: Iterable[PackedMessage]) -> tuple[bytes, int]:
-    """The batch of at least one record, and their number."""
+def pack_batch(records: Iterable[PackedMessage], codec: Codec | None = None) -> tuple[bytes, int]:
+    """The batch of at least one record, and their number. With `codec` the records are compressed together."""
     parts: list[bytes] = []
     number, latest_ms = 0, NO_TIME
     for prefix, content in records:
@@ -108,7 +109,7 @@ def pack_batch(records: Iterable[PackedMessage]) -> tuple[bytes, int]:
         number += 1
         if prefix[1]:
             latest_ms = max(latest_ms, NO_TIME + decoded_varint(prefix, 1)[0])
-    return finished_batch(b"".join(parts), number, NO_TIME, latest_ms), number
+    return finished_batch(b"".join(parts), number, NO_TIME, latest_ms, codec), number
 
 
 class MessageColumns(NamedTuple):

@@ -29,9 +29,10 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from crc32c import crc32c
 
@@ -46,6 +47,9 @@ MAGIC = 2
 COMPRESSION, TRANSACTIONAL, CONTROL = 0x07, 0x10, 0x20
 CODECS = range(5)
 """The values of the bits of compression: none, gzip, snappy, lz4, zstd."""
+Codec = Literal["lz4", "zstd"]
+"""How the client library compresses."""
+_NUMBERS: Mapping[Codec, int] = {"lz4": 3, "zstd": 4}
 MAX_RECORDS_BYTES = 64 << 20
 """The most bytes that the records of a batch may have once they are decompressed."""
 MAX_HEADERS = 1_000_000
@@ -282,10 +286,13 @@ def encoded_varint(number: int) -> bytes:
     return bytes(out)
 
 
-def finished_batch(body: bytes, number: int, base_ms: int, latest_ms: int) -> bytes:
-    """A batch of encoded records without compression and without a producer, at offset 0."""
+def finished_batch(body: bytes, number: int, base_ms: int, latest_ms: int, codec: Codec | None = None) -> bytes:
+    """A batch of encoded records without a producer, at offset 0. They are compressed if that makes them smaller."""
+    attributes = 0
+    if codec is not None and len(compressed := _compressed(body, codec)) < len(body):
+        body, attributes = compressed, _NUMBERS[codec]
     length = HEADER.size - LENGTH_OFFSET - 4 + len(body)
-    draft = HEADER.pack(0, length, 0, MAGIC, 0, 0, number - 1, base_ms, latest_ms, -1, -1, -1, number)
+    draft = HEADER.pack(0, length, 0, MAGIC, 0, attributes, number - 1, base_ms, latest_ms, -1, -1, -1, number)
     crc = crc32c(body, crc32c(draft[CHECKED_FROM:]))
     return b"".join((draft[:CRC_OFFSET], crc.to_bytes(4, "big"), draft[CHECKED_FROM:], body))
 
@@ -293,6 +300,12 @@ def finished_batch(body: bytes, number: int, base_ms: int, latest_ms: int) -> by
 def checksum_fits(batch: bytes | memoryview) -> bool:
     view = memoryview(batch)
     return bool(crc32c(view[CHECKED_FROM:]) == int.from_bytes(view[CRC_OFFSET:CHECKED_FROM], "big"))
+
+
+def _compressed(body: bytes, codec: Codec) -> bytes:
+    import pyarrow as pa  # producers that do not compress need not wait for it
+
+    return pa.Codec(codec).compress(body, asbytes=True)
 
 
 def _decompressed(data: memoryview, compression: int) -> memoryview:

@@ -67,6 +67,7 @@ def test_a_batch_write_has_no_checkpoint() -> None:
         ({**URL, "ca": "/no/such.pem"}, "Option ca='/no/such.pem' is not a file"),
         ({**URL, "txnId": "7"}, "Option txnId='7' must be a transaction id of 32 hexadecimal digits"),
         ({**URL, "txnAppId": "a"}, "Option txnAppId contradicts a batch write"),
+        ({**URL, "compression": "gzip"}, "Option compression='gzip' must be one of none, lz4, zstd"),
         ({**URL, "transactionTimeoutMs": "1s"}, "Option transactionTimeoutMs='1s' must be milliseconds"),
         ({**URL, "transactionTimeoutMs": "0"}, "must be milliseconds, 1 to 86400000"),
         ({**URL, "txnId": "0" * 32, "transactionTimeoutMs": "5"}, "Option transactionTimeoutMs contradicts"),
@@ -92,6 +93,11 @@ def test_a_wrong_write_option_is_named(given: dict[str, str], problem: str) -> N
 def test_a_wrong_option_of_a_streaming_write_is_named(given: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         write_options(given, "streaming")
+
+
+@pytest.mark.parametrize(("given", "codec"), [("none", None), ("LZ4", "lz4"), ("zstd", "zstd")])
+def test_how_a_write_is_compressed(given: str, codec: str | None) -> None:
+    assert write_options({**URL, "compression": given}, "batch").compression == codec
 
 
 def test_read_options() -> None:

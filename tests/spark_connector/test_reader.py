@@ -14,6 +14,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import metatxn
+from metatxn.wire.arrow_sizes import compression_of
 from spark_connector.filtering_reader import FilteringReader
 from spark_connector.options import read_options
 from spark_connector.reader import BatchReader, dataframe_schema
@@ -219,7 +220,10 @@ def test_sql(spark: SparkSession, url: str, client: metatxn.Client, topic: Topic
     assert ids(spark.sql("SELECT * FROM source_table WITH (isolation='snapshot')")) == [1, 2]
 
 
-def test_what_spark_writes_it_reads(spark: SparkSession, url: str, topic: TopicFactory) -> None:
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_what_spark_writes_it_reads(
+    spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory, compression: str
+) -> None:
     name = topic()
     rows = spark.range(10).select(
         "id",
@@ -229,9 +233,11 @@ def test_what_spark_writes_it_reads(spark: SparkSession, url: str, topic: TopicF
         F.lit(None).cast("binary").alias("nothing"),
     )
     rows = spark.createDataFrame(rows.collect(), rows.schema)
-    rows.write.format("metatxn").options(url=url, topic=name).mode("append").save()
+    rows.write.format("metatxn").options(url=url, topic=name, compression=compression).mode("append").save()
     back = read(spark, url, name)
     assert sorted(back.collect()) == sorted(rows.collect())
+    sent = [frame for each in client.topic(name).segments for frame in client.read_frames(each.segment).frames]
+    assert {compression_of(frame.payload)[0] or "none" for frame in sent} == {compression}
 
 
 @pytest.mark.parametrize(

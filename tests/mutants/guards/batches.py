@@ -14,6 +14,22 @@ _TEST_RECORDS = "tests/metatxn/test_record_batches.py"
 
 BATCHES = (
     Mutant(
+        "compressed-although-that-is-larger",
+        "what compression does not make smaller is sent as it is",
+        _RECORDS,
+        "if codec is not None and len(compressed := _compressed(body, codec)) < len(body):",
+        "if codec is not None and (compressed := _compressed(body, codec)):",
+        tests=("tests/metatxn/test_compression.py::test_what_would_become_larger_stays_as_it_is",),
+    ),
+    Mutant(
+        "compression-of-a-sequenced-producer-forgotten",
+        "a producer compresses as it was told, also one that numbers its messages",
+        "metatxn/sequenced.py",
+        "        super().__init__(compression)\n",
+        "        super().__init__()\n",
+        tests=("tests/metatxn/test_compression.py",),
+    ),
+    Mutant(
         "page-bounded-by-what-is-compressed",
         "11: a page has a bound for what its readers decompress",
         "participants/messages/payloads.py",
