@@ -14,6 +14,7 @@ from metatxn.console.assets import Assets
 from metatxn.console.formats import FILTERS
 from metatxn.console.watched_checks import WatchedChecks
 from metatxn.transport.api import Transport
+from metatxn.wire.errors import StoreUnavailable
 
 
 class Recorder(Protocol):
@@ -44,10 +45,21 @@ class Site:
     assets: Assets = field(default_factory=Assets)
     watched_checks: WatchedChecks = field(default_factory=WatchedChecks)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _away: tuple[float, StoreUnavailable] | None = None
     templates: Environment = field(init=False)
 
     def __post_init__(self) -> None:
         self.templates = _templates(self.assets)
+
+    def away(self, within_s: float) -> StoreUnavailable | None:
+        """That the metadata store is away, if a page has found that within this time."""
+        if self._away is None or time.monotonic() - self._away[0] > within_s:
+            return None
+        return self._away[1]
+
+    def found_away(self, error: StoreUnavailable | None) -> None:
+        """A page has asked whether the metadata store is away."""
+        self._away = None if error is None else (time.monotonic(), error)
 
     def now_ms(self) -> int:
         return int(self.clock() * 1000)

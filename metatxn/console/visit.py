@@ -22,6 +22,10 @@ from metatxn.wire.models import Process
 
 READ_TIMEOUT_S = 5.0
 """The time after which a page says that a service does not answer, rather than let its reader wait."""
+AWAY_TIMEOUT_S = 1.5
+"""The same while the metadata store is known to be away."""
+AWAY_FOR_S = 10.0
+"""How long pages believe what one of them has found of the metadata store, before the next one asks again."""
 STATUS_TIMEOUT_S = 9.0
 """The same for the status of a service, which waits three seconds for the metadata store: a request that may be
 repeated has half of its time for an answer."""
@@ -84,7 +88,8 @@ class Visit:
         # The browser does not send its cookie if another site has led to us: it may have one anyway.
         self._begins_session = found is None and request.method == "GET" and not comes_from_elsewhere(request)
         self.session = found or BrowserSession.begin()
-        self.client = self.client_with(READ_TIMEOUT_S if request.method == "GET" else CHANGE_TIMEOUT_S)
+        read_s = READ_TIMEOUT_S if site.away(AWAY_FOR_S) is None else min(AWAY_TIMEOUT_S, READ_TIMEOUT_S)
+        self.client = self.client_with(read_s if request.method == "GET" else CHANGE_TIMEOUT_S)
         self._access: metatxn.AccessInfo | None = None
         self.recorded = 0
         """The lines that this request has written into the audit log."""
@@ -133,14 +138,19 @@ class Visit:
         is to look for a service then that runs."""
         if not isinstance(error, metatxn.ServiceUnreachable | metatxn.StoreUnavailable):
             return error
+        if (known := self.site.away(AWAY_FOR_S)) is not None:
+            return known
         try:
             status = await self.client_with(STATUS_TIMEOUT_S).service_status(self.site.url)
         except metatxn.MetatxnError:
             return error
         away = store_away([AskedService(status.service, Process(id="", url=self.site.url), status)])
         if away is None:
+            self.site.found_away(None)
             return error
-        return metatxn.StoreUnavailable(f"the metadata store: {away.text}", action=STORE_ACTION)
+        found = metatxn.StoreUnavailable(f"the metadata store: {away.text}", action=STORE_ACTION)
+        self.site.found_away(found)
+        return found
 
     @property
     def by_script(self) -> bool:

@@ -156,6 +156,7 @@ class ConsoleCluster:
             yield
         finally:
             self._loop.run(_told(self.store.there.set))
+            self.site.found_away(None)  # as after `AWAY_FOR_S`
 
     def look(self) -> None:
         """Remember what was counted since the last look, as the services do every ten seconds."""

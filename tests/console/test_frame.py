@@ -201,6 +201,36 @@ def test_a_store_that_is_away_is_named_and_no_service_is_blamed(
     expect(page.get_by_text("The metadata store is memory")).to_be_visible()
 
 
+def test_one_page_asks_why_the_store_is_away_and_the_next_ones_know_it(
+    cluster: ConsoleCluster, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not wait as long for it either, until it may be back."""
+    for seconds in ("WITHIN_SECONDS", "AWAY_WITHIN_SECONDS"):
+        monkeypatch.setattr(known_cluster, seconds, 0.2)
+    monkeypatch.setattr(visit, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(visit, "STATUS_TIMEOUT_S", 4.0)
+    asked: list[float] = []
+    waited: list[float] = []
+    client_with = visit.Visit.client_with
+
+    def noted(self: visit.Visit, timeout_s: float) -> metatxn.AsyncClient:
+        (asked if timeout_s == visit.STATUS_TIMEOUT_S else waited).append(timeout_s)
+        return client_with(self, timeout_s)
+
+    monkeypatch.setattr(visit.Visit, "client_with", noted)
+    monkeypatch.setattr(visit, "AWAY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(visit, "AWAY_FOR_S", 600.0)
+    with cluster.store_away():
+        for _ in range(3):
+            answer = sender.get("/topics")
+            assert answer.status_code == 503 and "the metadata store: no answer" in answer.text.lower()
+        assert (asked, waited) == ([4.0], [1.0, 0.5, 0.5])
+        monkeypatch.setattr(visit, "AWAY_FOR_S", 0.0)
+        sender.get("/topics")
+        assert (asked, waited) == ([4.0, 4.0], [1.0, 0.5, 0.5, 1.0])
+    assert sender.get("/topics").status_code == 200
+
+
 def test_colours_are_those_that_were_chosen(visitor: Visitor) -> None:
     page = visitor.open()
     expect(page.locator("html")).to_have_attribute("data-theme", "auto")

@@ -49,6 +49,14 @@ CONSOLE = (
         tests=(f"{_FRAME}::test_a_store_that_is_away_is_named_and_no_service_is_blamed",),
     ),
     Mutant(
+        "every-page-waits-for-a-store-that-is-away",
+        "once a page has found that the metadata store is away, the next ones say so at once",
+        "metatxn/console/visit.py",
+        "if (known := self.site.away(AWAY_FOR_S)) is not None:",
+        "if (known := self.site.away(0)) is not None:",
+        tests=(f"{_FRAME}::test_one_page_asks_why_the_store_is_away_and_the_next_ones_know_it",),
+    ),
+    Mutant(
         "cookie-without-tls",
         "a cookie that was set over TLS is never sent without it",
         "metatxn/console/sessions.py",
