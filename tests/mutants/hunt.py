@@ -33,7 +33,7 @@ TESTS_BESIDE_S = 60
 _STOPPED_WITHIN_S = 60
 _KEPT = ROOT / "build" / "mutants"
 _PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "spark_connector")
-_COPIED = (*_PACKAGES, "tests", "ops", "docs", "pyproject.toml")
+_COPIED = (*_PACKAGES, "tests", "ops", "docs", "examples", "benchmarks", "README.md", "LICENSE", "pyproject.toml")
 
 
 class Catch(NamedTuple):

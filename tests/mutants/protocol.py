@@ -509,7 +509,9 @@ PROTOCOL = (
         "participants/segment/dedup.py",
         "if any(map(each.tells_of, hashes)))",
         "if hashes)",
-        "log",
+        tests=(
+            "tests/participants/segment/test_deduplication.py::test_a_sequence_says_nothing_about_the_keys_of_another_parent",
+        ),
     ),
     Mutant(
         "opened-by-an-old-record",
@@ -549,7 +551,9 @@ PROTOCOL = (
         "participants/common/partial_failures.py",
         "return final if nothing_done else final.not_definite()",
         "return final",
-        "consume",
+        tests=(
+            "tests/participants/subscription/test_spread.py::test_50_a_conflict_at_one_broker_does_not_say_that_others_have_done_nothing",
+        ),
     ),
     Mutant(
         "intent-after-prepare",
@@ -650,7 +654,9 @@ PROTOCOL = (
         "participants/broker/broker.py",
         "                if used is not None and used.segments == stored.segments:\n",
         "                if stored is not None or used is None:\n",
-        "passing",
+        tests=(
+            "tests/participants/broker/test_made_again.py::test_whoever_knew_a_topic_finds_the_one_that_was_made_again",
+        ),
     ),
     Mutant(
         "shared-takes-cumulative-acks",

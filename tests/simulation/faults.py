@@ -6,7 +6,7 @@ on, and what is off and why, is in docs/simulation.md.
 
 Some promises break only when the same rare thing meets several requests for one kind of record, one after another. Were
 all requests that unreliable, nobody would come so far. So a seed may aim at one kind of record (`AIMS`, `store_aimed`),
-while all others are as before.
+while all others are as before. Half of these aim at what the workload is about.
 """
 
 from __future__ import annotations
@@ -141,11 +141,15 @@ class Faults:
         self.rates = Rates(**{rate.name: getattr(MOST, rate.name) * random.choice(_LEVELS) for rate in fields(Rates)})
         self.on = False
         self.made: Counter[str] = Counter()
-        self._aim = random.choice(AIMS)
+        self._aim = ""
+
+    def aim(self, random: Random, at: Sequence[str]) -> None:
+        """Aim at a kind of record: one of those that the workload is about, or any."""
+        self._aim = random.choice(random.choice((at, AIMS)))
 
     def aimed(self, keys: Iterable[str]) -> float:
         """How much likelier a request for these keys is to meet a fault."""
-        return self.rates.store_aimed if any(self._aim in key for key in keys) else 0.0
+        return self.rates.store_aimed if self._aim and any(self._aim in key for key in keys) else 0.0
 
     def happens(self, name: str, likelier: float = 0.0) -> bool:
         """Whether the fault of this name happens now; counted."""

@@ -103,6 +103,7 @@ def _run_and_judge(seed: int, workload: str | None, trace_file: IO[str] | None) 
     world = World(seed, trace_file)
     history = History()
     kind = _drawn(world, workload)
+    world.faults.aim(world.generator("aim"), kind.aims)
     bounds = drawn(seed)
     world.trace.note("world", f"bounds: {bounds}")
     with seeded_entropy(f"{seed}/entropy"), no_threads(), applied(bounds):

@@ -89,6 +89,20 @@ def test_127_what_a_segment_has_inherited_is_not_its_own() -> None:
     assert table.last(scope) == Behind(5, 7)
 
 
+def test_a_sequence_says_nothing_about_the_keys_of_another_parent() -> None:
+    """The child of a merge: one of its parents has appended its part, and the other one has not."""
+    table = dedup.DedupTable((0, 9))
+    scope = dedup.Scope(None, None, "p")
+    low = dedup.Remembered(Position(1, 0), 1, ((0, 4),), "low")
+    table.restore(scope, 7, low)
+    assert table.find(scope, 7, frozenset({3})) == table.find(scope, 7, frozenset({3, 8})) == (low,)
+    assert table.find(scope, 7, frozenset({8})) == table.find(scope, 7, None) == ()
+    high = dedup.Remembered(Position(2, 0), 1, ((5, 9),), "high")
+    table.restore(scope, 7, high)
+    assert table.find(scope, 7, frozenset({8})) == (high,)
+    assert table.find(scope, 7, None) == (low, high)
+
+
 async def test_a_retry_joins_the_publish_of_its_sequence_that_is_in_flight(world: World) -> None:
     segment = await world.segment()
     txn = await world.begin()

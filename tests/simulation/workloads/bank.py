@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from metastore.txn import paths
 from tests.simulation.client import Doubtful, Refused, SegmentPlace
 from tests.simulation.history import Read
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
@@ -26,6 +27,7 @@ PREPARED_TIMEOUT_MS = (3_000, 20_000)
 
 class Bank(Workload):
     name = "bank"
+    aims = (paths.HEADERS, paths.PREPARED, ":w:")
 
     async def set_up(self) -> None:
         random = self.world.generator("bank")

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.simulation.client import Client, Doubtful, Horizon, Refused, SegmentPlace, parse_position
 from tests.simulation.cluster import Cluster
+from tests.simulation.faults import AIMS
 from tests.simulation.history import End, History, HorizonSeen, Outcome, Read, Write
 from tests.simulation.processes import Process
 
@@ -21,6 +22,8 @@ class Workload(ABC):
     """`set_up` while nothing fails, then `start`; `finish` and `read_everything` when nothing fails any more."""
 
     name: str
+    aims: tuple[str, ...] = AIMS
+    """The kinds of records that it is about, see `faults`."""
     kafka = False
     """Whether it needs brokers that serve clients of Kafka."""
 

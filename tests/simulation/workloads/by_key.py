@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from metastore.txn import paths
 from tests.simulation.client import PATIENCE_S, Refused
 from tests.simulation.history import Delivered, Outcome, Returned
 from tests.simulation.processes import EPOCH_MS
@@ -23,6 +24,7 @@ MOST_DELAY_S = 15.0
 
 class ByKey(Consume):
     name = "by_key"
+    aims = (paths.CURSORS, ":a:")
     kinds = ("key_shared",)
     letters_rate = 0.0
 

@@ -19,6 +19,7 @@ from collections import Counter
 from math import inf
 from typing import Any
 
+from metastore.txn import paths
 from tests.simulation.client import PATIENCE_S, Doubtful, Refused, payload_of
 from tests.simulation.workloads.base import Actor, Workload
 
@@ -48,6 +49,7 @@ TIMES_MS = (
 
 class Consume(Workload):
     name = "consume"
+    aims: tuple[str, ...] = (paths.HEADERS, paths.CURSORS, ":a:")
     kinds: tuple[str, ...] = ("shared", "shared", "failover", "exclusive")
     letters_rate = 0.3
 

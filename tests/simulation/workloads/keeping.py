@@ -12,6 +12,7 @@ import asyncio
 from random import Random
 from typing import Any
 
+from metastore.txn import paths
 from tests.simulation.client import Client, Doubtful, Refused, SegmentPlace
 from tests.simulation.drops import Witness, over
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
@@ -53,6 +54,7 @@ what the clock of one may be off by: while everything heals they are all set."""
 
 class Keeping(Workload):
     name = "keeping"
+    aims = (paths.SEGMENTS, paths.SEGMENT_STATES, paths.POLICIES)
 
     async def set_up(self) -> None:
         random = self.world.generator("keeping")

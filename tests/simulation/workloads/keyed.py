@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from metastore.txn import paths
 from tests.simulation.client import Doubtful, Refused
 from tests.simulation.workloads.base import Actor, Workload
 
@@ -19,6 +20,7 @@ TIMEOUT_MS = (4_000, 20_000)
 
 class Keyed(Workload):
     name = "keyed"
+    aims = (paths.TRANSACTION_KEYS, paths.HEADERS)
 
     async def set_up(self) -> None:
         random = self.world.generator("keyed")

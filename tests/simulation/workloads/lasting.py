@@ -7,6 +7,7 @@ what they are given. Janitors change the layout, and delete segments or trim all
 
 from __future__ import annotations
 
+from metastore.txn import paths
 from tests.simulation.client import Refused, payload_of
 from tests.simulation.history import Browsed
 from tests.simulation.workloads.base import Actor, Workload
@@ -23,6 +24,7 @@ PAGE = 5
 
 class Lasting(Workload):
     name = "lasting"
+    aims = (paths.SEGMENTS, paths.SEGMENT_STATES, paths.SEGMENT_OWNERS)
 
     async def set_up(self) -> None:
         random = self.world.generator("lasting")

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from metastore.txn import paths
 from metatxn.wire.names import MessageId
 from tests.simulation.client import Doubtful, Refused
 from tests.simulation.history import Outcome, Retold, Write
-from tests.simulation.workloads.base import Actor, Workload
+from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 from tests.simulation.workloads.importing import Importer
 
 PRODUCERS = 2
@@ -37,6 +38,7 @@ AWAY_S = 6.0
 
 class Log(Workload):
     name = "log"
+    aims = (paths.TOPICS, paths.SEGMENTS, paths.SEGMENT_STATES)
 
     async def set_up(self) -> None:
         await self.create_topic("log", self.world.generator("log"))
@@ -95,6 +97,8 @@ class Requester(Actor):
         if self._acknowledged and self.random.random() < 0.4:
             await self._send_again(self.random.choice(self._acknowledged))
             return
+        if self._unanswered is not None and self.random.random() < 0.5:
+            await self._until_the_layout_is_another()
         request = self._unanswered or self._new_request()
         try:
             ids = await self._publish(request)
@@ -111,6 +115,12 @@ class Requester(Actor):
             self.history.retold.append(_retold(write, told))
         self._unanswered = None
         self._acknowledged.append(request)
+
+    async def _until_the_layout_is_another(self) -> None:
+        """A part of the request may have been appended, before the segments were split or merged."""
+        (topic,) = self.workload.topics
+        await whatever_comes(self.client.change_layout(topic))
+        await asyncio.sleep(self.random.uniform(0, AWAY_S))
 
     def _new_request(self) -> Request:
         (topic,) = self.workload.topics

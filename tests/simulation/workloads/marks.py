@@ -8,6 +8,7 @@ aborted, killed or late. Meanwhile the oldest entries are trimmed, and with them
 
 from __future__ import annotations
 
+from metastore.txn import paths
 from tests.simulation.client import Refused
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 
@@ -19,6 +20,7 @@ TIMEOUT_MS = (2_000, 15_000)
 
 class Marks(Workload):
     name = "marks"
+    aims = (paths.CURSORS, ":a:")
 
     async def set_up(self) -> None:
         random = self.world.generator("marks")

@@ -3,30 +3,35 @@
 Each transaction writes to such a topic and to one that lasts. A deleted topic takes its operations with it: what is
 still on its way to the store then must not arrive, or nobody would ever clean it up. The transactions go on, and the
 topic that lasts keeps what it promises. A topic of the same name is made again and again; sometimes it is only its
-subscription that goes. No subscription has the name of an earlier one: who has that name again would clean up.
+subscription that goes. In half of the seeds no subscription has the name of an earlier one, because who has that name
+again cleans up; in the others names come back, and their counters must go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from metastore.txn import paths
 from tests.simulation.client import Refused
 from tests.simulation.workloads.base import Actor, Workload, whatever_comes
 
 WRITERS = 3
 NAMES = 2
 MOVING = 0.4
+DROPPED_MEANWHILE = 0.2
 TIMEOUT_MS = (3_000, 15_000)
 
 
 class Passing(Workload):
     name = "passing"
+    aims = (paths.TOPICS, paths.SUBSCRIPTIONS, ":w:", ":a:")
 
     async def set_up(self) -> None:
         random = self.world.generator("passing")
         self.lasting = await self.create_topic("lasting", random)
         self.subscriptions = {f"public/default/passing-{number}": "first" for number in range(NAMES)}
         """Of each topic that passes the subscription that it has, if it is there."""
+        self.names_come_back = random.random() < 0.5
 
     def start(self) -> None:
         for number in range(WRITERS):
@@ -60,8 +65,12 @@ class Writer(Actor):
 
     async def _acknowledge(self, topic: str, subscription: str, txn_id: str) -> None:
         given = await self.client.receive(topic, subscription, self.name, 3)
-        if given:
-            await self.client.acknowledge(topic, subscription, [each["message_id"] for each in given], txn_id)
+        if not given:
+            return
+        works = [self.client.acknowledge(topic, subscription, [each["message_id"] for each in given], txn_id)]
+        if self.random.random() < DROPPED_MEANWHILE:
+            works.append(self.client.drop_subscription(topic, subscription))
+        await whatever_comes(*works)
 
 
 class Caretaker(Actor):
@@ -86,5 +95,6 @@ class Caretaker(Actor):
         broker = self.random.choice(self.workload.cluster.broker_urls)
         await self.client.create_topic(broker, topic, self.random.choice((1, 2)))
         self._made += 1
-        subscriptions[topic] = f"subscription-{self._made % NAMES}"
+        number = self._made % NAMES if self.workload.names_come_back else self._made
+        subscriptions[topic] = f"subscription-{number}"
         await self.client.subscribe(topic, subscriptions[topic], "shared")
