@@ -131,13 +131,13 @@ def _of_any(entries: list[_Entry], schema: pa.Schema, columns: Sequence[str] | N
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     tables, misfits, before = [wanted.empty_table()], [], 0
     for _, frame in entries:
-        # A message that is not an object fits only into all columns together.
-        decoded = decode_with_nulls(frame, wanted if frame.kind is PayloadKind.ARROW else schema)
+        decoded = decode_with_nulls(frame, wanted)
         for misfit in decoded.misfits:
             misfit.index += before
+            # A message that is not an object may fit into a column that is not wanted.
             if misfit.column in wanted.names or misfit.column not in schema.names:
                 misfits.append(misfit)
-        tables.append(decoded.table.select(wanted.names))
+        tables.append(decoded.table)
         before += decoded.table.num_rows
     return pa.concat_tables(tables), misfits
 
