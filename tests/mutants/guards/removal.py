@@ -127,7 +127,7 @@ REMOVALS = (
         "participants/topic/removal.py",
         '        segment.leave("it was removed from its topic")\n',
         "",
-        tests=(f"{TESTS}::test_what_is_removed_serves_nobody_although_the_rest_is_still_there",),
+        tests=(f"{TESTS}::test_what_is_removed_in_the_background_serves_nobody_from_then_on",),
     ),
     Mutant(
         "what-is-gone-is-opened-again",

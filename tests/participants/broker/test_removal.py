@@ -491,6 +491,33 @@ async def test_what_is_removed_serves_nobody_although_the_rest_is_still_there(
     await topic.assert_gone()
 
 
+async def test_what_is_removed_in_the_background_serves_nobody_from_then_on(topic: Removing, world: World) -> None:
+    """Also while nothing else about it can be read or deleted. Nothing is trimmed beside it that would find that out,
+    too."""
+    await topic.drain()
+    await topic.trim(PARENT)
+    segment = await topic.process.broker.segment(PARENT)
+    while (await stored_record(world, PARENT)).trimmed:
+        await asyncio.sleep(0)
+    removal = world.store.fault(Fault(REMOVES, hold_after=True))
+    passing = asyncio.create_task(topic.passes())
+    await removal.reached.wait()
+    assert segment.lost is None or not topic.process.storage.exclusive, "or it was seen by the watch of what is shared"
+    world.store.away = StoreUnavailable("gone")
+    removal.go.set()
+    await passing
+    assert segment.lost is not None
+    world.store.away = None
+    await topic.passes(2)
+    await topic.assert_gone()
+
+
+async def stored_record(world: World, segment: str) -> SegmentRecord:
+    stored = await world.store.get(paths.segment(segment))
+    assert stored is not None
+    return SegmentRecord.decode(stored.value)
+
+
 async def test_a_broker_that_is_about_to_take_what_is_gone_by_now_keeps_it_no_longer(topic: Removing) -> None:
     """Found by the simulation: it tried again for ever, and what concerns the whole topic was refused until then."""
     await topic.drain()
