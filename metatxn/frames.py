@@ -14,13 +14,7 @@ from metatxn.connection import Connection
 from metatxn.http import Call, path_of
 from metatxn.paging import Paged
 from metatxn.table_writer import key_text
-from metatxn.wire.broker import (
-    END_HEADER,
-    FRAMES_MEDIA_TYPE,
-    NEXT_HEADER,
-    REVISION_HEADER,
-    Isolation,
-)
+from metatxn.wire.broker import END_HEADER, FRAMES_MEDIA_TYPE, NEXT_HEADER, REVISION_HEADER, Isolation
 from metatxn.wire.columns import Misfit, fitted, table_with_nulls
 from metatxn.wire.contents import messages_of
 from metatxn.wire.errors import SchemaMismatch, ServiceUnreachable

@@ -37,8 +37,6 @@ _PREFIX_BYTES = 8
 """The start of a compressed buffer: its size when decompressed, or -1 if it is not compressed after all."""
 _VIEW_INTS = 4
 """A view has four numbers of 32 bits. The first is the length."""
-
-
 _CODECS: tuple[Codec, ...] = ("lz4", "zstd")
 
 
