@@ -180,6 +180,7 @@ class AsyncClient(TransactionRequests, TopicRequests, ClusterRequests):
         compressed together; `max_entry_bytes` counts them as they are before.
         """
         batching = message_batching(max_entry_messages, max_entry_bytes, linger_ms, max_pending_bytes)
+        check_compression(compression)
         producer = AsyncProducer(self._connection, topic, name, batching, sequenced=sequenced, compression=compression)
         self._producers[producer] = None
         return producer

@@ -13,7 +13,7 @@ from typing import Any, Self
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
 from metatxn.exclusive import HeldTopic
-from metatxn.outgoing import MessageFormat, Outgoing, check_compression
+from metatxn.outgoing import MessageFormat, Outgoing
 from metatxn.reader import milliseconds
 from metatxn.sequenced import SequencedDelivery
 from metatxn.transaction import AsyncTransaction, inside
@@ -56,7 +56,6 @@ class AsyncProducer:
         compression: Codec | None = None,
     ) -> None:
         """Raises `InvalidArgument`. A sequenced producer has no `hold`."""
-        check_compression(compression)
         self.topic = topic
         self.name = name
         self._sequenced = sequenced
