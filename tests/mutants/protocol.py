@@ -543,7 +543,9 @@ PROTOCOL = (
         "participants/broker/peers.py",
         "    if reads:\n        return _unavailable(what, reason)\n",
         "    if True:\n        return _unavailable(what, reason)\n",
-        "consume",
+        tests=(
+            "tests/participants/subscription/test_spread.py::test_an_acknowledgement_whose_answer_was_lost_between_brokers_is_unknown",
+        ),
     ),
     Mutant(
         "partial-conflict-is-definite",
