@@ -23,14 +23,7 @@ ROOT = Path(__file__).parents[1]
 def build_wheel(directory: Path) -> Path:
     """Of a copy, so that nothing is left in the checkout, and nothing of its `build` gets in."""
     copy = directory / "source"
-    names = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout
-    for name in names.rstrip("\0").split("\0"):
+    for name in _sources():
         if (ROOT / name).is_file() and not name.startswith(("tests/", "benchmarks/", "docs/", "examples/")):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
@@ -38,6 +31,15 @@ def build_wheel(directory: Path) -> Path:
     subprocess.run([*command, "--wheel-dir", str(directory), str(copy)], check=True)
     (wheel,) = directory.glob("metatxn-*.whl")
     return wheel
+
+
+def _sources() -> list[str]:
+    """The files of a checkout, or of a copy that has nothing else, such as that of a mutant."""
+    if not (ROOT / ".git").exists():
+        return [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if "__pycache__" not in path.parts]
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return listed.rstrip("\0").split("\0")
 
 
 @dataclass(frozen=True, slots=True)

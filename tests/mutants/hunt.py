@@ -33,7 +33,18 @@ TESTS_BESIDE_S = 60
 _STOPPED_WITHIN_S = 60
 _KEPT = ROOT / "build" / "mutants"
 _PACKAGES = ("metastore", "coordinator", "participants", "metatxn", "metatxn_gateways", "spark_connector")
-_COPIED = (*_PACKAGES, "tests", "ops", "docs", "examples", "benchmarks", "README.md", "LICENSE", "pyproject.toml")
+_COPIED = (
+    *_PACKAGES,
+    "tests",
+    "ops",
+    "docs",
+    "examples",
+    "benchmarks",
+    "README.md",
+    "LICENSE",
+    "pyproject.toml",
+    "pyspark_metatxn.py",
+)
 
 
 class Catch(NamedTuple):
