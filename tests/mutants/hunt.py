@@ -154,6 +154,7 @@ def _first_that_fails(copy: Path, tests: tuple[str, ...], at_most_s: int) -> Cat
 
 
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+_INTERRUPTED = 2
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -175,9 +176,9 @@ def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | 
     finally:
         _GROUPS.discard(run.pid)
         _end(run.pid)
-    if run.returncode == 0:
-        return None
     failed = _FAILED.search(told)
+    if run.returncode in (0, _INTERRUPTED) and not failed:  # a test of Ctrl-C may interrupt the run, and show nothing
+        return None
     assert failed, f"these tests did not run:\n{told[-2000:]}{errors[-2000:]}"
     return failed[1]
 
