@@ -6,6 +6,7 @@ with every request. One that is killed leaves nothing to recover.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Mapping
@@ -170,7 +171,7 @@ class CoordinatorService:
             if self._console is not None:
                 self._console.open(self.url)
             await self._server.start()
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             await self.stop()
             raise
         self.timeout_sweep.start()

@@ -140,9 +140,13 @@ class OwnerOf:
 
 
 def wire_schema(schema: pa.Schema | TopicSchema) -> dict[str, Any]:
-    """The schema in the form in which a topic is created with it."""
+    """The schema in the form in which a topic is created with it. Raises `TypeError` for anything else."""
     if isinstance(schema, TopicSchema):
         return schema.model_dump(exclude_none=True)
+    if not isinstance(schema, pa.Schema):
+        raise TypeError(
+            f"schema is a pyarrow.Schema, such as pyarrow.schema([('id', pyarrow.int64())]), not {schema!r}"
+        )
     return {"arrow": base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()}
 
 

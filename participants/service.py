@@ -132,7 +132,7 @@ class BrokerService:
         and the store's errors."""
         try:
             await self._start()
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             await self.stop()
             raise
 

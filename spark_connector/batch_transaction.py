@@ -34,6 +34,7 @@ from spark_connector.options import (
     application_id,
     timeout_ms_in_range,
 )
+from spark_connector.spans import ending, job_span, trace_of_micro_batch
 
 _PROCESS = uuid.uuid4().hex
 """A second driver process is another session, and takes over."""
@@ -76,8 +77,10 @@ def batch_transaction(
             "ack_subscription and checkpoint need each other: Spark records in the checkpoint what a batch has read."
         )
     service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca, listener)
-    with one_line(), _SESSIONS.enter(url, app_id) as session:
-        transaction = _begin(service, app_id, batch_id, session, timeout_ms)
+    trace = trace_of_micro_batch(_run_id(), batch_id) if _run_id() else None
+    with one_line(), ending(trace), _SESSIONS.enter(url, app_id) as session:
+        with job_span("spark begin", trace, {}):
+            transaction = _begin(service, app_id, batch_id, session, timeout_ms)
         if transaction.already_committed:
             yield BatchTransaction(f"{COMMITTED_PREFIX}{app_id}:{batch_id}", True, None)
             return
@@ -87,10 +90,12 @@ def batch_transaction(
                 if ack_subscription is not None and checkpoint is not None:
                     acknowledge_input(client(service), transaction, ack_subscription, checkpoint, batch_id)
             except BaseException:
-                _abort(transaction)
+                with job_span("spark abort", trace, {}):
+                    _abort(transaction)
                 raise
             # The writers that count were remembered by the writes in the block.
-            transaction.commit()
+            with job_span("spark commit", trace, {}):
+                transaction.commit()
 
 
 def _begin(service: ServiceAddress, app_id: str, batch_id: int, session: str, timeout_ms: int) -> metatxn.Transaction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 from types import TracebackType
 
 import metatxn
@@ -22,7 +23,9 @@ class KeepAlive:
         self._transaction = transaction
         self._timeout_ms = timeout_ms
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"keep-alive-{transaction.id}", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._run,), name=f"keep-alive-{transaction.id}", daemon=True
+        )
 
     def __enter__(self) -> None:
         self._thread.start()

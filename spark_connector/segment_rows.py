@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from spark_connector.errors import data_lost, one_line
 from spark_connector.message_rows import may_be_text, messages_of_entry
 from spark_connector.options import OptionError, ReadOptions
 from spark_connector.places import before, order
+from spark_connector.spans import job_span, trace_of_this_task
 from spark_connector.topics import Topic
 
 METADATA = StructType(
@@ -107,7 +109,8 @@ def rows(
     """The rows of a range. Raises errors of the client library, in one line each; lost data is skipped if the user
     wants that."""
     after = partition.after
-    with one_line():
+    read = {"metatxn.segment": partition.segment, "metatxn.after": after, "metatxn.end": partition.end or ""}
+    with one_line(), job_span("spark read", trace_of_this_task(), read):
         while True:
             try:
                 yield from _rows(partition, after, options, schema, let_through)
@@ -174,13 +177,13 @@ def _pages(
         )
 
     ahead = ThreadPoolExecutor(1)
-    requested: Future[metatxn.FramesPage] | None = ahead.submit(page, after)
+    requested: Future[metatxn.FramesPage] | None = ahead.submit(copy_context().run, page, after)
     try:
         while requested is not None:
             read = requested.result()
             reached = read.end or read.next == after or (end is not None and _place_of(read.next) >= end)
             after = read.next
-            requested = None if reached else ahead.submit(page, after)
+            requested = None if reached else ahead.submit(copy_context().run, page, after)
             yield read
     finally:
         ahead.shutdown(wait=False)  # Spark may want no more rows while a page is on its way

@@ -17,7 +17,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import WrittenPart, winners
 from spark_connector.options import WriteOptions
+from spark_connector.spans import facts_of, job_span, last_span, trace_of_micro_batch
 from spark_connector.spark_versions import StreamArrowWriter
 from spark_connector.table_writes import Fitting, TableWrites, check_dataframe, drain, fitting_schema, new_writer
 
@@ -88,11 +90,15 @@ class StreamWriter(StreamArrowWriter):
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
-        with one_line():
-            return self._write(iterator)
+        batch = MicroBatch.of_this_task()
+        trace = trace_of_micro_batch(batch.run_id, batch.batch_id)
+        with one_line(), job_span("spark write", trace, {}) as note:
+            written = self._write(batch, iterator)
+            note(facts_of(written))
+            return replace(written, trace=trace)
 
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> WrittenPart:
-        options, batch = self._options, MicroBatch.of_this_task()
+    def _write(self, batch: MicroBatch, batches: Iterator[pa.RecordBatch]) -> WrittenPart:
+        options = self._options
         app_id = options.app_id or batch.query_id
         service = client(options.service)
         try:
@@ -122,13 +128,14 @@ class StreamWriter(StreamArrowWriter):
         with one_line():
             written = [message for message in messages if isinstance(message, WrittenPart)]
             assert len(written) == len(messages), "every task of a committed batch returns a message"
-            txn_id = the_transaction(written, batchId)
-            if txn_id is not None:
-                transaction = self._attach(txn_id)
-                self._acknowledge_input(transaction, batchId)
-                # Unknown outcomes are resolved inside: this raises only if the batch is not committed, or if
-                # no service answers; then the restarted query begins the same version and learns the outcome.
-                transaction.commit(writers=winners(written))
+            with _last_span("spark commit", written):
+                txn_id = the_transaction(written, batchId)
+                if txn_id is not None:
+                    transaction = self._attach(txn_id)
+                    self._acknowledge_input(transaction, batchId)
+                    # Unknown outcomes are resolved inside: this raises only if the batch is not committed, or if
+                    # no service answers; then the restarted query begins the same version and learns the outcome.
+                    transaction.commit(writers=winners(written))
 
     def _acknowledge_input(self, transaction: metatxn.Transaction, batch_id: int) -> None:
         """Acknowledge the input. Acknowledgements without a writer's name count, whatever writers the commit lists."""
@@ -146,20 +153,19 @@ class StreamWriter(StreamArrowWriter):
         Spark also aborts after a commit() that raised, although that commit may have succeeded. It then remains
         committed.
         """
-        with one_line():
-            for app_id, epoch in self._open(messages, batchId):
+        written = [message for message in messages if isinstance(message, WrittenPart)]
+        with one_line(), _last_span("spark abort", written):
+            for app_id, epoch in self._open(written, batchId):
                 try:
                     client(self._options.service).connect_key(app_id, epoch=epoch)
                 except metatxn.NotAllowed:
                     continue  # a newer run has taken over, and aborted it
 
-    def _open(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> set[tuple[str, int]]:
+    def _open(self, written: Sequence[WrittenPart], batch_id: int) -> set[tuple[str, int]]:
         """The application id and the epoch of what tasks of this run have open, as far as the driver can know: from
         tasks that have written, or from the transaction that the application id holds, if a task of this driver began
         it for this batch."""
-        told = {
-            message.txn_id for message in messages if isinstance(message, WrittenPart) and message.txn_id is not None
-        }
+        told = {message.txn_id for message in written if message.txn_id is not None}
         headers = [self._attach(txn_id).refresh() for txn_id in sorted(told | self._held())]
         return {
             (each.transaction_key, each.epoch)
@@ -206,6 +212,13 @@ def the_transaction(written: Sequence[WrittenPart], batch_id: int) -> str | None
             action="Restart the query, which repeats the batch. Increase transactionTimeoutMs if batches take long.",
         )
     return transactions.pop()
+
+
+def _last_span(name: str, written: Sequence[WrittenPart]) -> AbstractContextManager[None]:
+    """A span of their micro-batch, whose root began with the first of them."""
+    traces = [message.trace for message in written if message.trace is not None]
+    first = min(traces, key=lambda trace: trace.begun_ns, default=None)
+    return last_span(name, first)
 
 
 def _lately(service: ServiceAddress) -> Fitting:

@@ -22,6 +22,7 @@ from spark_connector.errors import one_line
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import WrittenPart, winners
 from spark_connector.options import WriteOptions
+from spark_connector.spans import facts_of, job_span, last_span, trace_of_batch_write
 from spark_connector.table_writes import TableWrites, drain, fitting_schema, new_writer
 
 NOBODY = "nobody of a Spark job"
@@ -35,16 +36,20 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._schema = schema
         self._own = options.txn_id is None
-        self._txn_id = options.txn_id or self._begin()
-        if not self._own and not options.already_committed:
-            self._attach().remember_writers([NOBODY])
+        self._trace = trace_of_batch_write()
+        with job_span("spark begin", self._trace, {}):
+            self._txn_id = options.txn_id or self._begin()
+            if not self._own and not options.already_committed:
+                self._attach().remember_writers([NOBODY])
 
     def _begin(self) -> str:
         return client(self._options.service).begin(timeout_ms=self._options.timeout_ms).id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
-        with one_line():
-            return self._write(iterator)
+        with one_line(), job_span("spark write", self._trace, {}) as note:
+            written = self._write(iterator)
+            note(facts_of(written))
+            return written
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> WrittenPart:
         options = self._options
@@ -63,7 +68,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._options.already_committed:
             return
-        with one_line():
+        with one_line(), last_span("spark commit", self._trace):
             written = [message for message in messages if isinstance(message, WrittenPart)]
             assert len(written) == len(messages), "every task of a committed job returns a message"
             if self._own:
@@ -76,7 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
         there."""
         if not self._own:
             return
-        with one_line():
+        with one_line(), last_span("spark abort", self._trace):
             try:
                 self._attach().abort(reason="the Spark job failed")
             except (metatxn.InvalidTransactionState, metatxn.ExpiredTransaction):

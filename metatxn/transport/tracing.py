@@ -34,7 +34,7 @@ async def send_traced(send: Sending, request: Request) -> Answer:
     """`send(request)`, within a span if the program is traced."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
-        inherited = _inherited()
+        inherited = inherited_trace()
         return await send(replace(request, headers=Headers(request.headers | inherited)) if inherited else request)
     tracer = trace.get_tracer("metatxn")
     with tracer.start_as_current_span(request.method, kind=trace.SpanKind.CLIENT) as span:
@@ -49,7 +49,7 @@ async def send_traced(send: Sending, request: Request) -> Answer:
 
 
 @cache
-def _inherited() -> dict[str, str]:
+def inherited_trace() -> dict[str, str]:
     """The headers that continue the trace of the process that started this one; none if there is no valid one."""
     parent, state = os.environ.get("TRACEPARENT", ""), os.environ.get("TRACESTATE", "")
     if not _TRACEPARENT.fullmatch(parent):
@@ -68,6 +68,6 @@ def _describe(span: Span, request: Request) -> None:
 def _with_context(request: Request) -> Request:
     from opentelemetry.propagate import inject
 
-    headers = Headers(request.headers)
-    inject(headers)
+    headers = Headers(request.headers | inherited_trace())
+    inject(headers)  # replaces it in a program that is in a trace of its own
     return replace(request, headers=headers)

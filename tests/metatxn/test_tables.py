@@ -52,6 +52,12 @@ def test_schema_comes_back(client: metatxn.Client, table_topic: str) -> None:
     assert client.read_table(table_topic).equals(SCHEMA.empty_table())
 
 
+def test_what_is_no_schema_is_refused_before_anything_is_sent(client: metatxn.Client) -> None:
+    with pytest.raises(TypeError, match=r"schema is a pyarrow.Schema, such as .* not \{'id': 'int64'\}"):
+        client.create_topic("no-schema", schema={"id": "int64"})  # type: ignore[arg-type]
+    assert "no-schema" not in [each.name for each in client.topics()]
+
+
 @pytest.mark.parametrize("key_column", [None, "id", "name"])
 def test_rows_come_back_once(client: metatxn.Client, table_topic: str, key_column: str | None) -> None:
     with client.transaction() as txn, client.table_writer(table_topic, txn, key_column=key_column) as writer:

@@ -157,6 +157,23 @@ async def test_a_request_takes_the_trace_of_its_caller_along() -> None:
     assert sent[0].headers == {**common, "traceparent": TRACEPARENT} and "traceparent" not in common
 
 
+async def test_opentelemetry_that_is_not_set_up_loses_no_trace_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program may have imported it for other purposes."""
+    sent: list[Request] = []
+
+    async def send(request: Request) -> Answer:
+        sent.append(request)
+        return Answer("GET", request.url, 200)
+
+    monkeypatch.setenv("TRACEPARENT", TRACEPARENT)
+    client_tracing.inherited_trace.cache_clear()
+    await send_traced(send, Request("GET", "http://localhost/", Headers(), None, 1, 1, 1))
+    client_tracing.inherited_trace.cache_clear()
+    assert sent[0].headers == {"traceparent": TRACEPARENT}
+
+
 @pytest.mark.parametrize(
     ("parent", "state", "sent"),
     [
@@ -183,9 +200,9 @@ async def test_a_process_without_opentelemetry_takes_the_trace_of_its_environmen
         return Answer("GET", request.url, 200)
 
     common = Headers({"Authorization": "Bearer x"})
-    client_tracing._inherited.cache_clear()
+    client_tracing.inherited_trace.cache_clear()
     await send_traced(send, Request("GET", "http://localhost/", common, None, 1, 1, 1))
-    client_tracing._inherited.cache_clear()
+    client_tracing.inherited_trace.cache_clear()
     assert seen == [{**common, **sent}] and common.keys() == {"Authorization"}
     assert "Bearer" not in repr(seen), "headers are not shown"
 
