@@ -32,6 +32,7 @@ from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
 from metatxn.service.store_metrics import StoreMetrics
 from metatxn.service.throughput import Throughput
+from metatxn.service.tracing import exemplar
 from metatxn.wire import errors
 from metatxn.wire.access import end_of_token
 from metatxn.wire.listeners import Listeners
@@ -137,7 +138,7 @@ class BrokerService:
             raise
 
     async def _start(self) -> None:
-        metrics = LedgerMetrics(self.metrics.append_seconds.observe, self.metrics.fsync_seconds.observe)
+        metrics = LedgerMetrics(self.metrics.append_seconds.observe, self.metrics.fsync_seconds.observe, exemplar)
         self._storage = await self._open_storage(metrics)
         self._server.bind()
         self.broker = Broker(

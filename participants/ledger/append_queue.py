@@ -22,14 +22,20 @@ from metatxn.wire.position import Position
 from participants.ledger.recovery import GROUP_BYTES, new_offsets
 from participants.ledger.storage import Append, LedgerError, LedgerStopped, OpenLedger, StorageFailed, StorageFull
 
+TraceLabels = dict[str, str] | None
+"""The labels that lead from a histogram to a trace, if there is one."""
+ObserveTraced = Callable[[float, TraceLabels], None]
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetrics:
     """Functions that are called on the loop. `append_seconds` gets the time from `append` to durable for each frame,
-    and `fsync_seconds` the time of the sync of each group."""
+    and `fsync_seconds` the time of the sync of each group; both also get what `exemplar` has returned for the append,
+    or for one of the group."""
 
-    append_seconds: Callable[[float], None] | None = None
-    fsync_seconds: Callable[[float], None] | None = None
+    append_seconds: ObserveTraced | None = None
+    fsync_seconds: ObserveTraced | None = None
+    exemplar: Callable[[], TraceLabels] = lambda: None
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -47,6 +53,7 @@ class Pending:
     payload: bytes | memoryview
     durable: asyncio.Future[None]
     began: float
+    exemplar: TraceLabels
 
 
 class QueuedLedger(OpenLedger):
@@ -107,7 +114,7 @@ class QueuedLedger(OpenLedger):
         self._assigned += 1
         self.first_ms = publish_ms if self.first_ms is None else self.first_ms
         self.latest_ms = max(publish_ms, self.latest_ms or 0)
-        self._queue.append(Pending(frame, entry.payload, durable, self.metrics.clock()))
+        self._queue.append(Pending(frame, entry.payload, durable, self.metrics.clock(), self.metrics.exemplar()))
         self._idle.clear()
         if len(self._groups) < self.groups_at_once and not self._start_scheduled:
             self._start_scheduled = True
@@ -161,11 +168,12 @@ class QueuedLedger(OpenLedger):
                 pending.durable.set_result(None)
         metrics = self.metrics
         if metrics.fsync_seconds is not None and outcome.fsync_seconds is not None:
-            metrics.fsync_seconds(outcome.fsync_seconds)
+            traced = (pending.exemplar for pending in group if pending.exemplar is not None)
+            metrics.fsync_seconds(outcome.fsync_seconds, next(traced, None))
         if metrics.append_seconds is not None:
             now = metrics.clock()
             for pending in group:
-                metrics.append_seconds(now - pending.began)
+                metrics.append_seconds(now - pending.began, pending.exemplar)
         if self.on_durable is not None:
             self.on_durable()
 

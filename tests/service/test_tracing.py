@@ -75,7 +75,8 @@ def test_a_trace_leads_from_the_program_to_the_store(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "metatxn", "topic", "show", "orders", "--url", coordinator]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=started)
         accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-        shown = httpx.get(f"{coordinator}/metrics", headers=accept).text
+        (broker,) = (each["url"] for each in httpx.get(f"{coordinator}/v1/cluster").json()["brokers"])
+        shown = "".join(httpx.get(f"{each}/metrics", headers=accept).text for each in (broker, coordinator))
         assert "trace_id" not in httpx.get(f"{coordinator}/metrics").text
     by_id = {span.span_id: (service, span) for service, span in received}
     (order,) = (span for _, span in received if span.name == "new order")
@@ -95,9 +96,8 @@ def test_a_trace_leads_from_the_program_to_the_store(tmp_path: Path) -> None:
     assert shown_by == {order.trace_id, TRACE.to_bytes(16)}, "the command belongs to the trace of its environment"
     assert {span.parent_span_id in by_id for _, span in received if span.name.startswith("store ")} == {True}
     exemplars = dict(re.findall(r'(metatxn_\w+_seconds)_bucket\{.* # \{trace_id="(\w+)"\}', shown))
-    assert exemplars.keys() == {
-        *("metatxn_request_seconds", "metatxn_store_seconds", "metatxn_transaction_duration_seconds")
-    }
+    measured = ("request", "store", "transaction_duration", "append", "fsync")
+    assert exemplars.keys() == {f"metatxn_{each}_seconds" for each in measured}
     assert exemplars["metatxn_transaction_duration_seconds"] == commit.trace_id.hex()
     assert set(exemplars.values()) <= {span.trace_id.hex() for _, span in received}
 

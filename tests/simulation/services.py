@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -185,7 +186,7 @@ class SimulatedBroker(BrokerService):
 
     async def _open_storage(self, metrics: LedgerMetrics) -> LedgerStorage:
         loop = asyncio.get_running_loop()
-        metrics = LedgerMetrics(metrics.append_seconds, metrics.fsync_seconds, loop.time)
+        metrics = replace(metrics, clock=loop.time)
         if isinstance(self._place, Objects):
             return await ObjectStorage.open(SimulatedBucket(self._place), metrics=metrics, executor=_IN_THE_LOOP)
         disk = SimulatedDisk(self._place, self._process)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES, MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from participants.ledger.append_queue import LedgerMetrics
+from participants.ledger.append_queue import LedgerMetrics, TraceLabels
 from participants.ledger.directories import segment_directory
 from participants.ledger.hidden_index import HiddenIndex, HiddenReason, HiddenTransaction
 from participants.ledger.storage import LedgerCorrupt, LedgerExists, LedgerMissing, LedgerStopped, LedgerStorage
@@ -280,14 +280,17 @@ async def test_a_dropped_segment_leaves_nothing_and_its_neighbours_alone(storage
 async def test_metrics_are_told(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name == "objects-in-s3":
         request.getfixturevalue("s3")
-    appends: list[float] = []
-    syncs: list[float] = []
+    appends: list[tuple[float, TraceLabels]] = []
+    syncs: list[tuple[float, TraceLabels]] = []
     ticks = iter(range(1000))
-    metrics = LedgerMetrics(appends.append, syncs.append, clock=lambda: next(ticks))
+    traces: Iterator[TraceLabels] = iter([None, {"trace_id": "of b"}])
+    metrics = LedgerMetrics(
+        lambda *told: appends.append(told), lambda *told: syncs.append(told), traces.__next__, lambda: next(ticks)
+    )
     async with await STORAGES[name](tmp_path, metrics) as storage:
         await append_all(await storage.create(SEGMENT, 1), [b"a", b"b"])
-    assert syncs == [1]
-    assert appends == [4, 3]
+    assert syncs == [(1, {"trace_id": "of b"})]
+    assert appends == [(4, None), (3, {"trace_id": "of b"})]
 
 
 def test_the_s3_server_is_a_real_one(s3: S3Server) -> None:
