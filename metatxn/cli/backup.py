@@ -12,7 +12,7 @@ import structlog
 import typer
 
 from metatxn.cli import services
-from metatxn.cli.consent import counted
+from metatxn.cli.consent import ask_person, at_terminal, counted
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, Interrupted, OutputOption, output_of
 from metatxn.cli.output import JsonLines, Output, print_fields, print_line, print_rows, when
@@ -133,6 +133,53 @@ def verify(
         print("\n".join(wrong) or "nothing wrong in the backup")
     if wrong:
         raise CliError(f"{counted(len(wrong), 'finding')}: do not rely on this backup. Make another one.")
+
+
+@app.command(epilog="Example: metatxn backup prune --from s3://backups/prod --keep 30 --dry-run")
+def prune(
+    context: typer.Context,
+    source: FromOption,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the latest backups stay.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    log_level: LogOption = "error",
+    output: OutputOption = None,
+) -> None:
+    """Remove old backups, and the copies of ledgers that only they have used.
+
+    It may run while a backup is taken. So a backup stays until a later one has been complete for a day, and what an
+    interrupted backup has left behind is removed a day after it began.
+    """
+    set_up_logs(log_level)
+    progress = ProgressLine("objects deleted", beside_output=False)
+    done: dict[str, Any] = {}
+
+    async def look(backups: Any) -> None:
+        done.update(await backups.find_prunable(keep))
+
+    async def run(backups: Any) -> None:
+        done.update(await backups.prune(keep, progress.at))
+
+    if dry_run:
+        done["dry_run"] = True
+    if dry_run or (not yes and at_terminal()):
+        with_backups(source, look, "cannot find what to prune")
+    if not dry_run:
+        if done:
+            ask_person(_effect(done))
+        with progress:
+            with_backups(source, run, "cannot prune the backups")
+    print_done(context, output, done if output_of(context, output) is Output.JSON else {**done, **_named(done)})
+
+
+def _named(done: dict[str, Any]) -> dict[str, str]:
+    return {name: ", ".join(done[name]) or "none" for name in ("removed", "kept")}
+
+
+def _effect(prunable: dict[str, Any]) -> str:
+    removed, size = prunable["removed"], prunable["bytes"] / MEGABYTE
+    what = f"remove {counted(len(removed), 'backup')} ({', '.join(removed)})" if removed else "remove no backup"
+    return f"{what} and delete {counted(prunable['objects'], 'object')} ({size:.1f} MB)."
 
 
 def restore_backup(

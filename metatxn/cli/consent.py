@@ -41,7 +41,7 @@ class ConsentOptions:
             session.print_done({"dry_run": True, "would": said}, f"would {said}")
             return False
         if not self.yes and at_terminal():
-            _ask(effect())
+            ask_person(effect())
         return True
 
 
@@ -50,7 +50,8 @@ def at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _ask(effect: str) -> None:
+def ask_person(effect: str) -> None:
+    """Ask a person. Raises `CliError` if the answer is not yes."""
     answer = ""
     try:
         print(f"This will {printable(effect)}\nContinue? [y/N] ", end="", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from participants.backup import verifying
 from participants.backup.copies import read_records
 from participants.backup.manifest import BackupDamaged, BackupTooNew, Manifest
 from participants.backup.place import BackupPlace, NoSuchBackup
+from participants.backup.pruning import Prunable, find_prunable, prune
 from participants.backup.restoring import BackupRestorer, is_begun
 from participants.backup.taking import BackupTaker
 from participants.ledger import storage_id
@@ -54,6 +55,16 @@ class Backups:
                 yield _shown(await self._place.manifest(backup))
             except (BackupDamaged, BackupTooNew) as error:
                 yield {"backup": backup, "problem": str(error)}
+
+    async def find_prunable(self, keep: int) -> dict[str, Any]:
+        """What `prune` would do, keyed by the names under which it is shown. Nothing is changed."""
+        return _shown_prunable(await find_prunable(self._place, keep, _now_ms()))
+
+    async def prune(self, keep: int, progress: _Progress) -> dict[str, Any]:
+        """Remove all but the latest `keep` backups, and what only they have used. Returns what was done."""
+        prunable = await find_prunable(self._place, keep, _now_ms())
+        await prune(self._place, prunable, progress)
+        return _shown_prunable(prunable)
 
     async def problems(self, backup: str | None, progress: _Progress) -> AsyncIterator[str]:
         """What is wrong with a backup, or with the latest one."""
@@ -166,6 +177,15 @@ def _shown(manifest: Manifest) -> dict[str, Any]:
         "ledgers": len(manifest.ledgers),
         "bytes": manifest.ledger_bytes,
         "copied_bytes": manifest.copied_bytes,
+    }
+
+
+def _shown_prunable(prunable: Prunable) -> dict[str, Any]:
+    return {
+        "removed": prunable.backups,
+        "kept": prunable.kept,
+        "objects": len(prunable.objects),
+        "bytes": prunable.size_bytes,
     }
 
 

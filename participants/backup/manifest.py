@@ -26,12 +26,14 @@ class BackupTooNew(Exception):
 
 
 class Chunk(JsonRecord):
-    """The frames of the entries from `first` up to but not including `end`, byte for byte, one after another."""
+    """The frames of the entries from `first` up to but not including `end`, byte for byte, one after another. `backup`
+    is the one that has copied them; later ones use them, too."""
 
     first: int
     end: int
     bytes: int
     crc32: str
+    backup: str = ""
 
 
 class LedgerCopy(JsonRecord):
@@ -39,7 +41,7 @@ class LedgerCopy(JsonRecord):
 
     `settled` of them can never change any more: a later backup uses their chunks again. The entries from `judged_from`
     on may be of transactions that have begun after the revision of the backup (see `participants.backup.cut`).
-    `hidden` is the generation of its index of hidden entries, with the CRC of its copy.
+    `hidden` is the generation of its index of hidden entries, with the CRC of its copy and the backup that made it.
     """
 
     storage: str
@@ -51,6 +53,7 @@ class LedgerCopy(JsonRecord):
     judged_from: int
     hidden: int | None = None
     hidden_crc32: str | None = None
+    hidden_backup: str = ""
     chunks: tuple[Chunk, ...] = ()
 
     @property

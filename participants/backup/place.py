@@ -1,18 +1,22 @@
 """Where backups are kept: an object store, or a directory.
 
     <prefix of the URL>/
-        backups/<id>/manifest                     what the backup has; it counts once this is there
+        backups/<id>/begun                        the name of the backup is taken
         backups/<id>/records.<n>                  the records of the store, in the order of their keys
-        ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/<first>-<end>-<crc>     frames, for all backups
-        ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/hidden.<generation>     an index of hidden entries
+        backups/<id>/manifest                     what the backup has; it counts once this is there
+        ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/<first>-<end>-<crc>.<id>       frames that it has copied
+        ledgers/<storage>/<escaped segment>/<ledger>[.<form>]/hidden.<generation>.<id>       an index of hidden entries
 
 Each object is synced before one that names it is written: what a complete backup names survives a power failure.
 
-No object changes, and an object with another content has another name. So several backups use the same ones, and two
-that run at the same time do no harm to each other.
+No object changes, later backups use the objects of earlier ones, and no name is ever used twice. So two backups that
+run at the same time do no harm to each other, and what was pruned does not come back under its old name.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
 
 from participants.backup.manifest import BackupDamaged, Chunk, LedgerCopy, Manifest, sum_of
 from participants.ledger.bucket import Bucket
@@ -20,7 +24,10 @@ from participants.ledger.directories import segment_directory
 from participants.ledger.storage import StorageFailed
 
 _BACKUPS = "backups"
+_LEDGERS = "ledgers"
 MANIFEST = "manifest"
+_BEGUN = "begun"
+_ID = re.compile(r"\d{8}T\d{9}Z")
 
 
 class NoSuchBackup(Exception):
@@ -72,17 +79,39 @@ class BackupPlace:
         except (FileNotFoundError, StorageFailed):
             return False
 
-    # -- records -------------------------------------------------------------------------------------------------
-
-    async def begin(self, backup: str, first_page: bytes) -> bool:
-        """Put the first page of a new backup; False if another one with this name was begun."""
-        name = f"{_BACKUPS}/{backup}/records.0"
+    async def begin(self, backup: str) -> bool:
+        """Take the name of a new backup; False if another one with this name was begun."""
+        name = f"{_BACKUPS}/{backup}/{_BEGUN}"
         try:
-            await self._bucket.create(name, first_page)
+            await self._bucket.create(name, b"")
         except FileExistsError:
             return False
         await self._bucket.sync(name)
         return True
+
+    # -- pruning -------------------------------------------------------------------------------------------------
+
+    async def objects(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+        """The objects of each backup that was begun, and those that each has copied of ledgers; with their sizes."""
+        own: dict[str, dict[str, int]] = {}
+        for name, size in (await self._bucket.sizes(_BACKUPS)).items():
+            if _ID.fullmatch(backup := name.split("/")[1]):
+                own.setdefault(backup, {})[name] = size
+        copied: dict[str, dict[str, int]] = {}
+        for name, size in (await self._bucket.sizes(_LEDGERS)).items():
+            if _ID.fullmatch(backup := name.rpartition(".")[2]):
+                copied.setdefault(backup, {})[name] = size
+        return own, copied
+
+    async def withdraw(self, backup: str) -> None:
+        """The backup does not count any more, also after a power failure."""
+        await self._bucket.delete([f"{_BACKUPS}/{backup}/{MANIFEST}"])
+        await self._bucket.sync(f"{_BACKUPS}/{backup}")
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._bucket.delete(names)
+
+    # -- records -------------------------------------------------------------------------------------------------
 
     async def put_page(self, backup: str, number: int, content: bytes) -> None:
         await self._put(f"{_BACKUPS}/{backup}/records.{number}", content)
@@ -122,14 +151,22 @@ class BackupPlace:
         return content
 
 
+def names_of_ledgers(manifest: Manifest) -> Iterator[str]:
+    """The objects of ledgers that a backup has."""
+    for ledger in manifest.ledgers:
+        yield from (_chunk_name(ledger, chunk) for chunk in ledger.chunks)
+        if ledger.hidden:
+            yield _hidden_name(ledger)
+
+
 def _ledger_name(ledger: LedgerCopy) -> str:
     form = f".{ledger.form[0]}.{ledger.form[1]}" if ledger.form is not None else ""
-    return f"ledgers/{ledger.storage}/{segment_directory(ledger.segment)}/{ledger.ledger}{form}"
+    return f"{_LEDGERS}/{ledger.storage}/{segment_directory(ledger.segment)}/{ledger.ledger}{form}"
 
 
 def _chunk_name(ledger: LedgerCopy, chunk: Chunk) -> str:
-    return f"{_ledger_name(ledger)}/{chunk.first}-{chunk.end}-{chunk.crc32}"
+    return f"{_ledger_name(ledger)}/{chunk.first}-{chunk.end}-{chunk.crc32}.{chunk.backup}"
 
 
 def _hidden_name(ledger: LedgerCopy) -> str:
-    return f"{_ledger_name(ledger)}/hidden.{ledger.hidden}"
+    return f"{_ledger_name(ledger)}/hidden.{ledger.hidden}.{ledger.hidden_backup}"

@@ -44,6 +44,8 @@ CHUNK_BYTES = 8 << 20
 _AT_ONCE = 4
 """The number of ledgers that are copied at the same time."""
 _ATTEMPTS = 5
+LONGEST_MS = 23 * 3_600_000
+"""A backup that takes longer is not completed, because a prune may take it for interrupted (`pruning.GRACE_MS`)."""
 WAIT_SECONDS = 30
 """A broker that has not cleaned up after a committed transaction by then does not run, or cannot open the segment."""
 _READS = 3
@@ -60,7 +62,8 @@ class NotCovered(Exception):
 
 
 class BackupOvertaken(Exception):
-    """While the backup was taken, transactions were collected or ledgers replaced each time. There is no new one."""
+    """While the backup was taken, transactions were collected or ledgers replaced each time, or it took too long. There
+    is no new one."""
 
 
 class _AgainError(Exception):
@@ -79,6 +82,7 @@ class BackupTaker:
         clock: Clock,
         release: str,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        longest_ms: int = LONGEST_MS,
     ) -> None:
         self._store = store
         self._storages = {storage.storage_id: storage for storage in storages}
@@ -87,13 +91,16 @@ class BackupTaker:
         self._release = release
         self._progress = progress
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._longest_ms = longest_ms
         self._read_bytes = 0
+        self._id = ""
 
     async def take(self) -> Manifest:
         """Raises `NotCovered`, `BackupOvertaken`, `BackupDamaged` and `BackupTooNew` of the latest backup,
         `StoreTooNew`, `StoreWentBack`, and the errors of the store and the storages. What was copied stays for the next
         call."""
-        begun_ms = self._clock()
+        begun_ms, begun_s = self._clock(), asyncio.get_running_loop().time()
+        self._id = await self._begun(begun_ms)
         latest = await self._latest()
         known = dict(latest)
         for _ in range(_ATTEMPTS):
@@ -106,7 +113,12 @@ class BackupTaker:
             except _AgainError as why:
                 log.info("the backup begins again", reason=str(why))
                 continue
-            return await self._completed(found, ledgers, begun_ms, _new_bytes(ledgers, latest))
+            manifest = await self._written(found, ledgers, begun_ms, _new_bytes(ledgers, latest))
+            took_ms = max(self._clock() - begun_ms, (asyncio.get_running_loop().time() - begun_s) * 1000)
+            if took_ms > self._longest_ms:
+                raise BackupOvertaken("it took so long that a prune may have removed what it has copied: try again")
+            await self._place.complete(manifest)
+            return manifest
         raise BackupOvertaken("transactions were collected or ledgers replaced each time: try again later")
 
     async def _latest(self) -> dict[Key, LedgerCopy]:
@@ -227,7 +239,7 @@ class BackupTaker:
         while at < copy.entries:
             end = _end_of_chunk(ledger, at, copy.settled if at < copy.settled else copy.entries)
             content = await _read(ledger, at, end - 1)
-            chunk = Chunk(first=at, end=end, bytes=len(content), crc32=sum_of(content))
+            chunk = Chunk(first=at, end=end, bytes=len(content), crc32=sum_of(content), backup=self._id)
             await self._place.put_chunk(copy, chunk, content)
             chunks.append(chunk)
             self._read_bytes += len(content)
@@ -238,7 +250,7 @@ class BackupTaker:
     async def _with_hidden(self, storage: LedgerStorage, copy: LedgerCopy, record: LedgerRecord) -> LedgerCopy:
         if copy.hidden == record.hidden:
             return copy
-        copy = copy.model_copy(update={"hidden": record.hidden, "hidden_crc32": None})
+        copy = copy.model_copy(update={"hidden": record.hidden, "hidden_crc32": None, "hidden_backup": self._id})
         if not record.hidden:
             return copy
         index = await storage.read_index(copy.segment, copy.ledger, record.hidden, copy.entries)
@@ -248,19 +260,17 @@ class BackupTaker:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def _completed(
+    async def _written(
         self, found: RangeResult, ledgers: list[LedgerCopy], begun_ms: int, copied_bytes: int
     ) -> Manifest:
+        """Write the records. The backup counts when its manifest is written, too."""
         incarnation, version = _cluster(found.records)
-        backup, written = "", []
+        written = []
         for number, (records, content) in enumerate(pages(found.records)):
-            if number == 0:
-                backup = await self._begun(begun_ms, content)
-            else:
-                await self._place.put_page(backup, number, content)
+            await self._place.put_page(self._id, number, content)
             written.append(RecordPage(records=records, bytes=len(content), crc32=sum_of(content)))
-        manifest = Manifest(
-            id=backup,
+        return Manifest(
+            id=self._id,
             incarnation=incarnation,
             revision=found.revision,
             version=version,
@@ -271,14 +281,12 @@ class BackupTaker:
             pages=tuple(written),
             ledgers=tuple(ledgers),
         )
-        await self._place.complete(manifest)
-        return manifest
 
-    async def _begun(self, begun_ms: int, first_page: bytes) -> str:
+    async def _begun(self, begun_ms: int) -> str:
         """The name of the backup: when it was begun, or the next millisecond that no other backup was begun in."""
         for at_ms in count(begun_ms):
             name = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S") + f"{at_ms % 1000:03}Z"
-            if await self._place.begin(name, first_page):
+            if await self._place.begin(name):
                 return name
         raise AssertionError("there is always a next millisecond")
 

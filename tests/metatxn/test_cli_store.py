@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import sqlite3
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from metastore.txn.store import INDEXES
 from metatxn.cli import backup, progress
 from metatxn.cli.main import run as run_command
 from metatxn.cli.store import EMPTY
+from participants.backup.pruning import GRACE_MS
 from tests.metatxn.command_line import error_line, logs_as_before, run, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.test_cli_progress import Stream
@@ -304,3 +306,36 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     typed = tmp_path / "bakups"
     assert "there is no directory" in error_line(run_here("backup", "list", "--from", f"file://{typed}"))
     assert not typed.exists()
+
+
+def test_old_backups_are_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day later: until then one that is being taken may build upon them."""
+    data, to = tmp_path / "data", f"file://{tmp_path / 'backups'}"
+    backup = ["backup", "--store", store_url(data), "--data-dir", str(data / "broker"), "--to", to, "-o", "json"]
+    prune = ["backup", "prune", "--from", to, "--keep", "1"]
+    with DevServer(data) as server, metatxn.connect(server.coordinator_url) as client:
+        client.create_topic("orders")
+        names = []
+        for number in range(3):
+            client.producer("orders").send({"id": number}).result()
+            names.append(json.loads(run_here(*backup).stdout)["backup"])
+
+    def listed() -> list[str]:
+        return [each["backup"] for each in json.loads(run_here("backup", "list", "--from", to, "-o", "json").stdout)]
+
+    early = json.loads(run_here(*prune, "-o", "json").stdout)
+    assert early == {"removed": [], "kept": names, "objects": 0, "bytes": 0}
+    later = time.time_ns() // 1_000_000 + GRACE_MS
+    monkeypatch.setattr("participants.backup.command._now_ms", lambda: later)
+    would = json.loads(run_here(*prune, "--dry-run", "-o", "json").stdout)
+    assert (would["dry_run"], would["removed"], would["kept"]) == (True, names[:2], names[2:])
+    assert listed() == names
+    done = run_here(*prune)
+    assert ", ".join(names[:2]) in done.stdout and f"{would['objects']}" in done.stdout
+    assert [
+        each["backup"] for each in json.loads(run_here("backup", "list", "--from", to, "-o", "json").stdout)
+    ] == names[2:]
+    assert run_here("backup", "verify", "--from", to).stdout == "nothing wrong in the backup\n"
+    assert {path.parent.name for path in (tmp_path / "backups" / "backups").glob("*/*")} == {names[2]}
+    assert "there is no directory" in error_line(run_here(*prune[:3], f"file://{tmp_path}/typo", "--keep", "1"))
+    assert run_here(*prune[:-1], "0").returncode == 2

@@ -1,4 +1,4 @@
-"""Backups that are taken while everything fails, and what readers see of the last one in an empty cluster.
+"""Backups that are taken and pruned while everything fails, and what readers see of the last one in an empty cluster.
 
 A backup is a snapshot of its revision: it is judged as those that auditors read (`checkers.snapshots`), with the same
 histories. What it is made of is read by a process of its own, from the same disks or objects as the brokers', and its
@@ -21,7 +21,8 @@ from metastore.txn.store import read_transaction
 from metatxn.wire.ids import TxnId
 from participants.backup import verifying
 from participants.backup.manifest import Manifest
-from participants.backup.place import BackupPlace
+from participants.backup.place import BackupPlace, NoSuchBackup
+from participants.backup.pruning import find_prunable, prune
 from participants.backup.restoring import BackupRestorer
 from participants.backup.taking import BackupOvertaken, BackupTaker
 from participants.ledger.local import LocalStorage
@@ -41,6 +42,9 @@ from tests.simulation.workloads.base import Workload
 
 _PAUSE_S = (1.0, 12.0)
 _LOOK_EVERY_S = 0.5
+_GRACE_MS = (20_000, 90_000)
+_MARGIN_MS = 15_000
+"""More than clocks differ, or a put is late."""
 _LATER_MS = 3_600_000
 """After all clocks of the story."""
 _NAME = "restored"
@@ -52,19 +56,22 @@ class Backups:
         self._world = cluster.world
         self._random = cluster.world.generator("backups")
         self._place = BackupPlace(SimulatedBucket(Objects(cluster.world)))
+        self._grace_ms = self._random.randrange(*_GRACE_MS)
         self._last: Manifest | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._running: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         self._process = self._world.process("backups")
-        self._running = self._process.spawn(self._keep_taking(), "backups")
+        tasks = {"backups": self._keep_taking(), "prunes": self._keep_pruning()}
+        self._running = [self._process.spawn(task, name) for name, task in tasks.items()]
 
     async def finish(self) -> None:
         """Nothing of a process that has died runs any more, so nobody waits for it, also if it dies while it ends."""
-        assert self._running is not None
+        assert self._running
         if self._process.alive:
-            self._running.cancel()
-        while self._process.alive and not self._running.done():
+            for task in self._running:
+                task.cancel()
+        while self._process.alive and not all(task.done() for task in self._running):
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _keep_taking(self) -> None:
@@ -75,12 +82,24 @@ class Backups:
             except (MetastoreError, LedgerError, BackupOvertaken) as error:
                 self._world.trace.note("backups", f"there is none: {error!r}")
 
+    async def _keep_pruning(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.uniform(*_PAUSE_S))
+            try:
+                now_ms, keep = self._process.wall_clock_ms(), self._random.randint(1, 2)
+                prunable = await find_prunable(self._place, keep, now_ms, self._grace_ms)
+                await prune(self._place, prunable, lambda done, total: None)
+                self._world.trace.note("backups", f"pruned {prunable.backups}, {len(prunable.objects)} objects")
+            except (LedgerError, NoSuchBackup) as error:
+                self._world.trace.note("backups", f"not pruned: {error!r}")
+
     async def _take(self) -> None:
         async with AsyncExitStack() as stack:
             store = SimulatedStore(self._cluster.store, self._process)
             stack.push_async_callback(store.close)
             storages = [await stack.enter_async_context(each) for each in await self._storages()]
-            taker = BackupTaker(store, storages, self._place, self._process.wall_clock_ms, "simulated")
+            clock, longest_ms = self._process.wall_clock_ms, self._grace_ms - _MARGIN_MS
+            taker = BackupTaker(store, storages, self._place, clock, "simulated", longest_ms=longest_ms)
             self._last = await taker.take()
             self._world.trace.note("backups", f"{self._last.id} at revision {self._last.revision}")
 
@@ -97,7 +116,9 @@ class Backups:
         """Nothing fails any more. What readers see of the last backup is one more snapshot."""
         if self._last is None:
             return
-        history.broken += [f"the backup: {found}" async for found in verifying.problems_of(self._place, self._last)]
+        for each in await self._place.ids():
+            found = verifying.problems_of(self._place, await self._place.manifest(each))
+            history.broken += [f"the backup {each}: {problem}" async for problem in found]
         server, network, process = StoreServer(self._world), Network(self._world), self._world.process(_NAME)
         place = self._new_place()
         async with await self._opened(place, process) as storage:

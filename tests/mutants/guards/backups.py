@@ -9,6 +9,7 @@ _PLACE = "participants/backup/place.py"
 _RESTORING = "participants/backup/restoring.py"
 _CUT = "tests/participants/backup/test_cut.py"
 _PLACES = "tests/participants/backup/test_places.py"
+_PRUNING = "tests/participants/backup/test_pruning.py"
 _RESTORES = "tests/participants/backup/test_restoring.py"
 
 BACKUPS = (
@@ -139,6 +140,62 @@ BACKUPS = (
         "        again = scan(disk, fd, ledger, found)\n        if again",
         "        again = found\n        if again",
         tests=(f"{_PLACES}::test_the_end_of_an_open_ledger_that_was_read_wrongly_is_read_again",),
+    ),
+    Mutant(
+        "prunes-what-a-backup-that-is-taken-builds-upon",
+        "a backup stays until a later one has been complete for longer than any backup takes",
+        "participants/backup/pruning.py",
+        "any(finished_ms < cut_ms for finished_ms in newer)",
+        "newer",
+        tests=(f"{_PRUNING}::test_a_backup_stays_until_a_later_one_is_complete_for_a_day",),
+    ),
+    Mutant(
+        "prunes-what-a-backup-has-copied-that-is-not-complete",
+        "what an incomplete backup has copied stays for longer than any backup takes",
+        "participants/backup/pruning.py",
+        "each in ids or _begun_ms(each) < now_ms - grace_ms",
+        "each not in kept",
+        tests=(f"{_PRUNING}::test_what_is_pruned_beside_a_backup_is_not_missing_in_it",),
+    ),
+    Mutant(
+        "backup-that-takes-as-long-as-a-prune-waits",
+        "a backup that has taken too long is not completed",
+        "participants/backup/taking.py",
+        "            if took_ms > self._longest_ms:\n",
+        "            if took_ms < 0:\n",
+        tests=(f"{_PRUNING}::test_a_backup_that_took_too_long_is_not_completed",),
+    ),
+    Mutant(
+        "prunes-objects-before-their-backup-is-withdrawn",
+        "a backup does not count any more when its objects are deleted",
+        "participants/backup/pruning.py",
+        "        await place.withdraw(backup)\n",
+        "        assert backup\n",
+        tests=(f"{_PRUNING}::test_a_prune_that_is_interrupted_damages_no_backup",),
+    ),
+    Mutant(
+        "prunes-what-a-kept-backup-needs",
+        "what a backup names that stays is not deleted with the one that has copied it",
+        "participants/backup/pruning.py",
+        " if name not in needed}",
+        " if name}",
+        tests=(f"{_PRUNING}::test_what_only_older_backups_have_used_goes",),
+    ),
+    Mutant(
+        "prunes-by-a-damaged-manifest",
+        "a backup that stays and does not tell what it needs refuses the prune",
+        "participants/backup/pruning.py",
+        "    needed = {name for each in kept for name in names_of_ledgers(await place.manifest(each))}\n",
+        "    needed = {name for each in kept[-1:] for name in names_of_ledgers(await place.manifest(each))}\n",
+        tests=(f"{_PRUNING}::test_a_damaged_backup_that_stays_refuses_the_prune_and_one_that_goes_does_not",),
+    ),
+    Mutant(
+        "copies-of-indexes-share-their-names",
+        "no name of a copy is used twice",
+        "participants/backup/taking.py",
+        '"hidden_crc32": None, "hidden_backup": self._id}',
+        '"hidden_crc32": None}',
+        tests=(f"{_PRUNING}::test_an_index_of_hidden_entries_goes_with_the_backups_that_have_it",),
     ),
     Mutant(
         "backup-that-a-power-failure-takes",

@@ -173,6 +173,8 @@ async def test_every_byte_that_is_damaged_is_found(case: BackupCase, kind: str) 
     await publish(segment, "a")
     manifest = await case.take()
     for name in await names(case, kind):
+        if name.endswith("/begun"):
+            continue  # which says nothing about what is in the backup
         content = await case.place._bucket.get(name)
         for at in range(0, len(content), max(1, len(content) // 5)):
             await replace(case, name, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
