@@ -137,7 +137,7 @@ bench-capacity: setup  ## What one transaction, topic and segment cost: the unit
 bench-console: setup  ## Every page of the console of a large cluster (a first look: TOPICS=500 TRANSACTIONS=5000 MESSAGES=50000)
 	$(BIN)/python -m benchmarks.console $(if $(TOPICS),--topics $(TOPICS)) $(if $(TRANSACTIONS),--transactions $(TRANSACTIONS)) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(RUNS),--runs $(RUNS))
 
-bench-tracing: setup  ## What traces cost a coordinator at the usual sampling, beside none (a first look: ROUNDS=3)
+bench-tracing: setup  ## What traces cost a coordinator and a broker at the usual sampling, beside none (a first look: ROUNDS=3)
 	$(BIN)/python -m benchmarks.tracing $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-lifecycle: setup  ## What a long life of aborts, splits and merges leaves behind (the whole, in hours: TRANSACTIONS=1000000 CHANGES=200)
