@@ -156,13 +156,15 @@ def assert_bounds(name: str, schema: Mapping[str, Any], cells: list[str]) -> Non
 
 
 def commands(command: Any, path: tuple[str, ...] = ("metatxn",)) -> Iterator[tuple[str, dict[str, TyperOption]]]:
-    """Every command that does something, by name, with its options by their long names; and the root."""
+    """Every command that does something, by name, with its options by their long names; and the root. A hidden one is
+    a second name of another."""
     groups = command.commands if isinstance(command, TyperGroup) else {}
     if not groups or len(path) == 1 or command.invoke_without_command:
         options = [each for each in command.params if isinstance(each, TyperOption)]
         yield " ".join(path), {max(option.opts, key=len): option for option in options}
     for name, inner in groups.items():
-        yield from commands(inner, (*path, name))
+        if not inner.hidden:
+            yield from commands(inner, (*path, name))
 
 
 COMMANDS = dict(commands(typer.main.get_command(command_line)))

@@ -69,6 +69,7 @@ app.command("audit-log", epilog="Example: metatxn audit-log --all --verb topic.d
     audit_log.audit_log
 )
 app.command("restore", epilog=backup.RESTORE_EXAMPLE)(backup.restore_backup)
+store.app.command("restore", hidden=True)(backup.restore_backup)  # for whoever looks for it there
 app.add_typer(backup.app, name="backup")
 app.add_typer(broker.app, name="broker")
 app.add_typer(txn.app, name="txn")

@@ -273,7 +273,7 @@ def test_a_cluster_is_backed_up_while_it_serves_and_restored(tmp_path: Path) -> 
     would = json.loads(tried.stdout)
     assert (would["dry_run"], would["store"], would["storages"], would["problems"]) == (True, "new", 2, 0), tried
     assert would["ledgers"] == 1 and not new.exists() and not (tmp_path / "objects").exists()
-    assert json.loads(run_here(*restore, "-o", "json").stdout)["transactions_aborted"] == 1
+    assert json.loads(run_here("store", *restore, "-o", "json").stdout)["transactions_aborted"] == 1
     assert "the store is not empty" in error_line(run_here(*restore))
     assert "the store is not empty" in error_line(run_here(*restore, "--dry-run"))
     elsewhere = [*restore[:4], store_url(tmp_path / "third"), *restore[5:]]
