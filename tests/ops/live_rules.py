@@ -45,6 +45,7 @@ class Prometheus:
 
     def __init__(self, directory: Path, targets: Mapping[str, Mapping[str, str]], slower: int = 1) -> None:
         self._directory = directory
+        self._targets = sum(map(len, targets.values()))
         self._scrape_s = slower
         self._selected = {"$__rate_interval": f"{RATE_INTERVAL_S * slower}s", "$topic": ".*", "$cluster": ".*"}
         self._url = f"http://127.0.0.1:{free_port()}"
@@ -81,10 +82,13 @@ class Prometheus:
         return {each["metric"]["alertname"] for each in found}
 
     async def ready(self) -> bool:
+        """Whether it has scraped every target. Before that, it misses services that are there."""
         try:
-            return (await self._http.get("/-/ready")).is_success
+            if not (await self._http.get("/-/ready")).is_success:
+                return False
         except httpx.TransportError:
             return False
+        return len(await self.query("up == 1")) == self._targets and not await self.firing()
 
     def __enter__(self) -> Self:
         command = [binary("prometheus", "prometheus"), "--config.file", str(self._directory / "prometheus.yml")]
