@@ -46,7 +46,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.ledger.object_storage._GETS_AT_ONCE": (1, 2),
     "participants.backup.taking.CHUNK_BYTES": (1, 500),
     "participants.backup.taking._AT_ONCE": (1, 2),
-    "participants.backup.pruning._AT_ONCE": (1, 3),
+    "participants.backup.place._DELETED_AT_ONCE": (1, 3),
     "participants.backup.records.PAGE_BYTES": (1, 500),
     "participants.backup.loading._TOGETHER": (1, 3),
     "participants.backup.loading._AT_ONCE": (1, 2),

@@ -23,6 +23,8 @@ EXAMPLE = "Example: metatxn backup --store etcd://10.0.0.1:2379 --storage s3://b
 RESTORE_EXAMPLE = (
     "Example: metatxn restore --from s3://backups/prod --store etcd://10.1.0.1:2379 --storage s3://other/prefix"
 )
+ELSEWHERE = "Give another place with --to."
+IN_THE_WAY = "Nothing was removed. If you can do without that backup, delete its manifest."
 COLUMNS = ("BACKUP", "FINISHED", "REVISION", "RECORDS", "LEDGERS", "MB", "COPIED MB", "RELEASE")
 
 app = typer.Typer(
@@ -79,7 +81,7 @@ def backup(
             done.update(await backups.take(opened, data_dir or [], storage or [], version("metatxn"), at))
 
     with progress:
-        with_backups(to, run, "cannot make the backup", to_write=True)
+        with_backups(to, run, "cannot make the backup", to_write=True, if_damaged=ELSEWHERE)
     print_done(context, output, done)
 
 
@@ -151,35 +153,33 @@ def prune(
     interrupted backup has left behind is removed a day after it began.
     """
     set_up_logs(log_level)
+    found: list[Any] = []
     progress = ProgressLine("objects deleted", beside_output=False)
-    done: dict[str, Any] = {}
 
     async def look(backups: Any) -> None:
-        done.update(await backups.find_prunable(keep))
+        found.append(await backups.find_prunable(keep))
 
     async def run(backups: Any) -> None:
-        done.update(await backups.prune(keep, progress.at))
+        await backups.prune(prunable, progress.at)
 
-    if dry_run:
-        done["dry_run"] = True
-    if dry_run or (not yes and at_terminal()):
-        with_backups(source, look, "cannot find what to prune")
+    with_backups(source, look, "cannot prune the backups", if_damaged=IN_THE_WAY)
+    (prunable,) = found
+    if not (yes or dry_run) and at_terminal():
+        ask_person(_effect(prunable))
     if not dry_run:
-        if done:
-            ask_person(_effect(done))
         with progress:
             with_backups(source, run, "cannot prune the backups")
-    print_done(context, output, done if output_of(context, output) is Output.JSON else {**done, **_named(done)})
+    done = {"removed": prunable.backups, "kept": prunable.kept, "objects": len(prunable.objects)}
+    done = ({"dry_run": True} if dry_run else {}) | done | {"bytes": prunable.size_bytes}
+    if output_of(context, output) is not Output.JSON:
+        done |= {name: ", ".join(done[name]) or "none" for name in ("removed", "kept")}
+    print_done(context, output, done)
 
 
-def _named(done: dict[str, Any]) -> dict[str, str]:
-    return {name: ", ".join(done[name]) or "none" for name in ("removed", "kept")}
-
-
-def _effect(prunable: dict[str, Any]) -> str:
-    removed, size = prunable["removed"], prunable["bytes"] / MEGABYTE
+def _effect(prunable: Any) -> str:
+    removed, objects = prunable.backups, counted(len(prunable.objects), "object")
     what = f"remove {counted(len(removed), 'backup')} ({', '.join(removed)})" if removed else "remove no backup"
-    return f"{what} and delete {counted(prunable['objects'], 'object')} ({size:.1f} MB)."
+    return f"{what} and delete {objects} ({prunable.size_bytes / MEGABYTE:.1f} MB)."
 
 
 def restore_backup(
@@ -271,8 +271,15 @@ def try_restore(
         raise CliError(f"the backup is damaged: {wrong[0].rstrip('.')}. Use another backup.")
 
 
-def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str, *, to_write: bool = False) -> None:
-    """Run `run` with the backups at `url`. An error becomes one line."""
+def with_backups(
+    url: str,
+    run: Callable[[Any], Awaitable[None]],
+    failure: str,
+    *,
+    to_write: bool = False,
+    if_damaged: str = "Use another backup, and empty places for it.",
+) -> None:
+    """Run `run` with the backups at `url`. An error becomes one line, with what to do about it."""
 
     async def main() -> None:
         try:
@@ -282,23 +289,25 @@ def with_backups(url: str, run: Callable[[Any], Awaitable[None]], failure: str, 
         except Exception as error:
             log.debug("it failed", exc_info=error)
             text = (str(error) or repr(error)).rstrip(".")
-            raise CliError(f"{failure}: {text}. {_action(error, to_write)}") from error
+            raise CliError(f"{failure}: {text}. {_action(error, if_damaged)}") from error
 
     services.run_loop(main())
 
 
-def _action(error: Exception, to_write: bool) -> str:
+def _action(error: Exception, if_damaged: str) -> str:
     """What to do about an error, by the name of its class: the client's package does not know the servers' classes."""
     match type(error).__name__:
-        case "BackupDamaged" | "BackupTooNew" if to_write:
-            return "Give another place with --to."
         case "BackupDamaged":
-            return "Use another backup, and empty places for it."
+            return if_damaged
+        case "BackupTooNew" if if_damaged == ELSEWHERE:
+            return ELSEWHERE
         case "BackupTooNew" | "StoreTooNew":
             return "Use the release that made it."
         case "NoSuchBackup":
             return "Check --from and --backup; `metatxn backup list` shows what is there."
-        case "NotCovered" | "NotEmpty" | "ClockBehind" | "StoreWentBack":
+        case "NotCovered":
+            return "No backup was made."
+        case "NotEmpty" | "ClockBehind" | "StoreWentBack":
             return "Nothing was changed."
         case "StorageRefused":
             return "Give URLs such as s3://bucket/prefix or file:///directory, and --data-dir as a broker has it."

@@ -53,18 +53,17 @@ class Backups:
         for backup in await self._place.ids():
             try:
                 yield _shown(await self._place.manifest(backup))
+            except NoSuchBackup:
+                continue  # it was pruned meanwhile
             except (BackupDamaged, BackupTooNew) as error:
                 yield {"backup": backup, "problem": str(error)}
 
-    async def find_prunable(self, keep: int) -> dict[str, Any]:
-        """What `prune` would do, keyed by the names under which it is shown. Nothing is changed."""
-        return _shown_prunable(await find_prunable(self._place, keep, _now_ms()))
+    async def find_prunable(self, keep: int) -> Prunable:
+        """What can be removed if the latest `keep` backups stay. Nothing is changed."""
+        return await find_prunable(self._place, keep, _now_ms())
 
-    async def prune(self, keep: int, progress: _Progress) -> dict[str, Any]:
-        """Remove all but the latest `keep` backups, and what only they have used. Returns what was done."""
-        prunable = await find_prunable(self._place, keep, _now_ms())
+    async def prune(self, prunable: Prunable, progress: _Progress) -> None:
         await prune(self._place, prunable, progress)
-        return _shown_prunable(prunable)
 
     async def problems(self, backup: str | None, progress: _Progress) -> AsyncIterator[str]:
         """What is wrong with a backup, or with the latest one."""
@@ -177,15 +176,6 @@ def _shown(manifest: Manifest) -> dict[str, Any]:
         "ledgers": len(manifest.ledgers),
         "bytes": manifest.ledger_bytes,
         "copied_bytes": manifest.copied_bytes,
-    }
-
-
-def _shown_prunable(prunable: Prunable) -> dict[str, Any]:
-    return {
-        "removed": prunable.backups,
-        "kept": prunable.kept,
-        "objects": len(prunable.objects),
-        "bytes": prunable.size_bytes,
     }
 
 

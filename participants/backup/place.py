@@ -15,8 +15,10 @@ run at the same time do no harm to each other, and what was pruned does not come
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 
 from participants.backup.manifest import BackupDamaged, Chunk, LedgerCopy, Manifest, sum_of
 from participants.ledger.bucket import Bucket
@@ -27,7 +29,8 @@ _BACKUPS = "backups"
 _LEDGERS = "ledgers"
 MANIFEST = "manifest"
 _BEGUN = "begun"
-_ID = re.compile(r"\d{8}T\d{9}Z")
+_DELETED_AT_ONCE = 32
+_ID = re.compile(r"\d{8}T\d{9}Z", re.ASCII)
 
 
 class NoSuchBackup(Exception):
@@ -44,8 +47,8 @@ class BackupPlace:
 
     async def ids(self) -> list[str]:
         """The complete backups, oldest first."""
-        names = await self._bucket.sizes(_BACKUPS)
-        return sorted(name.split("/")[1] for name in names if name.endswith(f"/{MANIFEST}"))
+        names = [name.split("/") for name in await self._bucket.sizes(_BACKUPS)]
+        return sorted(name[1] for name in names if name[2:] == [MANIFEST] and begun_ms(name[1]) is not None)
 
     async def manifest(self, backup: str | None = None) -> Manifest:
         """The manifest of the latest backup, or of this one. Raises `NoSuchBackup`, `BackupDamaged`, `BackupTooNew`."""
@@ -56,9 +59,12 @@ class BackupPlace:
             backup = ids[-1]
         name = f"{_BACKUPS}/{backup}/{MANIFEST}"
         try:
-            return Manifest.from_bytes(await self._bucket.get(name), name)
+            found = Manifest.from_bytes(await self._bucket.get(name), name)
         except FileNotFoundError:
             raise NoSuchBackup(f"there is no backup {backup} here") from None
+        if found.id != backup:
+            raise BackupDamaged(f"{name} is that of backup {found.id}")
+        return found
 
     async def complete(self, manifest: Manifest) -> None:
         """Make the backup count from now on. Raises `FileExistsError` if there is another one with this name.
@@ -95,11 +101,13 @@ class BackupPlace:
         """The objects of each backup that was begun, and those that each has copied of ledgers; with their sizes."""
         own: dict[str, dict[str, int]] = {}
         for name, size in (await self._bucket.sizes(_BACKUPS)).items():
-            if _ID.fullmatch(backup := name.split("/")[1]):
+            backup = name.removeprefix(f"{_BACKUPS}/").partition("/")[0]
+            if begun_ms(backup) is not None:
                 own.setdefault(backup, {})[name] = size
         copied: dict[str, dict[str, int]] = {}
         for name, size in (await self._bucket.sizes(_LEDGERS)).items():
-            if _ID.fullmatch(backup := name.rpartition(".")[2]):
+            backup = name.rpartition(".")[2]
+            if begun_ms(backup) is not None:
                 copied.setdefault(backup, {})[name] = size
         return own, copied
 
@@ -108,38 +116,47 @@ class BackupPlace:
         await self._bucket.delete([f"{_BACKUPS}/{backup}/{MANIFEST}"])
         await self._bucket.sync(f"{_BACKUPS}/{backup}")
 
-    async def delete(self, names: Sequence[str]) -> None:
-        await self._bucket.delete(names)
+    async def delete(
+        self, names: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> None:
+        for done in range(0, len(names), _DELETED_AT_ONCE):
+            progress(done, len(names))
+            some = names[done : done + _DELETED_AT_ONCE]
+            await asyncio.gather(*(self._bucket.delete([name]) for name in some))
 
     # -- records -------------------------------------------------------------------------------------------------
 
-    async def put_page(self, backup: str, number: int, content: bytes) -> None:
-        await self._put(f"{_BACKUPS}/{backup}/records.{number}", content)
+    async def put_page(self, backup: str, number: int, content: bytes) -> str:
+        """Returns the name of the object."""
+        return await self._put(_page_name(backup, number), content)
 
     async def page(self, manifest: Manifest, number: int) -> bytes:
         """Raises `BackupDamaged`."""
         page = manifest.pages[number]
-        return await self._checked(f"{_BACKUPS}/{manifest.id}/records.{number}", page.bytes, page.crc32)
+        return await self._checked(_page_name(manifest.id, number), page.bytes, page.crc32)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
 
-    async def put_chunk(self, ledger: LedgerCopy, chunk: Chunk, content: memoryview) -> None:
-        await self._put(_chunk_name(ledger, chunk), content)
+    async def put_chunk(self, ledger: LedgerCopy, chunk: Chunk, content: memoryview) -> str:
+        """Returns the name of the object."""
+        return await self._put(_chunk_name(ledger, chunk), content)
 
     async def chunk(self, ledger: LedgerCopy, chunk: Chunk) -> bytes:
         """Raises `BackupDamaged`."""
         return await self._checked(_chunk_name(ledger, chunk), chunk.bytes, chunk.crc32)
 
-    async def put_hidden(self, ledger: LedgerCopy, content: bytes) -> None:
-        await self._put(_hidden_name(ledger), content)
+    async def put_hidden(self, ledger: LedgerCopy, content: bytes) -> str:
+        """Returns the name of the object."""
+        return await self._put(_hidden_name(ledger), content)
 
     async def hidden(self, ledger: LedgerCopy) -> bytes:
         """Raises `BackupDamaged`."""
         return await self._checked(_hidden_name(ledger), None, ledger.hidden_crc32)
 
-    async def _put(self, name: str, content: bytes | memoryview) -> None:
+    async def _put(self, name: str, content: bytes | memoryview) -> str:
         await self._bucket.put(name, content)
         await self._bucket.sync(name)
+        return name
 
     async def _checked(self, name: str, size: int | None, crc: str | None) -> bytes:
         try:
@@ -151,12 +168,31 @@ class BackupPlace:
         return content
 
 
-def names_of_ledgers(manifest: Manifest) -> Iterator[str]:
-    """The objects of ledgers that a backup has."""
+def begun_ms(backup: str) -> int | None:
+    """The time in the name of a backup; None if this is no such name."""
+    try:
+        at = datetime.strptime(backup, "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC) if _ID.fullmatch(backup) else None
+    except ValueError:
+        return None
+    return round(at.timestamp() * 1000) if at is not None else None
+
+
+def names_in(manifest: Manifest) -> Iterator[str]:
+    """The objects that a backup has besides its manifest."""
+    yield from (_page_name(manifest.id, number) for number in range(len(manifest.pages)))
     for ledger in manifest.ledgers:
         yield from (_chunk_name(ledger, chunk) for chunk in ledger.chunks)
         if ledger.hidden:
             yield _hidden_name(ledger)
+
+
+def names_a_backup(name: str) -> bool:
+    """Whether the name of an object tells whose it is. Copies from before 2026-11-28 do not; none of them is pruned."""
+    return name.startswith(f"{_BACKUPS}/") or begun_ms(name.rpartition(".")[2]) is not None
+
+
+def _page_name(backup: str, number: int) -> str:
+    return f"{_BACKUPS}/{backup}/records.{number}"
 
 
 def _ledger_name(ledger: LedgerCopy) -> str:
@@ -165,8 +201,13 @@ def _ledger_name(ledger: LedgerCopy) -> str:
 
 
 def _chunk_name(ledger: LedgerCopy, chunk: Chunk) -> str:
-    return f"{_ledger_name(ledger)}/{chunk.first}-{chunk.end}-{chunk.crc32}.{chunk.backup}"
+    return f"{_ledger_name(ledger)}/{chunk.first}-{chunk.end}-{chunk.crc32}{_of(chunk.backup)}"
 
 
 def _hidden_name(ledger: LedgerCopy) -> str:
-    return f"{_ledger_name(ledger)}/hidden.{ledger.hidden}.{ledger.hidden_backup}"
+    return f"{_ledger_name(ledger)}/hidden.{ledger.hidden}{_of(ledger.hidden_backup)}"
+
+
+def _of(backup: str) -> str:
+    """The end of the name of a copy; empty for one from before 2026-11-28."""
+    return f".{backup}" if backup else ""

@@ -12,26 +12,23 @@ and the objects of an incomplete one that long after it began. No backup is comp
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from participants.backup.manifest import BackupDamaged, BackupTooNew, Manifest
-from participants.backup.place import BackupPlace, NoSuchBackup, names_of_ledgers
+from participants.backup.manifest import BackupDamaged, BackupTooNew
+from participants.backup.place import BackupPlace, NoSuchBackup, begun_ms, names_a_backup, names_in
 
 GRACE_MS = 24 * 3_600_000
-_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """The backups that would be removed and those that stay, and the objects that would be deleted, with their
-    sizes."""
+    """The backups that would be removed and those that stay, and the objects that would be deleted, with their sizes.
+    They stay prunable: nobody can come to need one of these objects."""
 
     backups: list[str]
     kept: list[str]
-    objects: dict[str, int] = field(default_factory=dict)
+    objects: dict[str, int]
 
     @property
     def size_bytes(self) -> int:
@@ -39,24 +36,31 @@ class Prunable:
 
 
 async def find_prunable(place: BackupPlace, keep: int, now_ms: int, grace_ms: int = GRACE_MS) -> Prunable:
-    """Everything but the latest `keep` backups, at least one. Raises `NoSuchBackup` if there is no complete one,
-    `BackupDamaged` or `BackupTooNew` if one that stays does not tell what it needs, and `StorageFailed`."""
+    """Everything but the `keep` backups that were completed last, at least one. Raises `NoSuchBackup` if there is no
+    complete one, `BackupDamaged` or `BackupTooNew` if it cannot be told what one that stays needs, or that is not
+    there, and `StorageFailed`."""
     assert keep > 0, "the latest backup stays"
     ids = await place.ids()
     if not ids:
         raise NoSuchBackup("there is no backup here")
-    removed = await _replaced_long_ago(place, ids, keep, now_ms - grace_ms)
+    cut_ms = now_ms - grace_ms
+    removed = await _replaced_long_ago(place, ids, keep, cut_ms)
     kept = [each for each in ids if each not in removed]
-    needed = {name for each in kept for name in names_of_ledgers(await place.manifest(each))}
+    needed: dict[str, str] = {}
+    for each in kept:
+        try:
+            needed |= dict.fromkeys(names_in(await place.manifest(each)), each)
+        except NoSuchBackup:
+            continue  # another prune has removed it
     own, copied = await place.objects()
-    complete_or_over = {
-        each for each in own.keys() | copied.keys() if each in ids or _begun_ms(each) < now_ms - grace_ms
-    }
+    _check_all_there(needed, [*own.values(), *copied.values()])
+    complete = set(ids)
     objects: dict[str, int] = {}
-    for each in sorted(complete_or_over):
-        if each not in kept:
-            objects |= own.get(each, {})
-        objects |= {name: size for name, size in copied.get(each, {}).items() if name not in needed}
+    for each in sorted(own.keys() | copied.keys()):
+        if each in complete or (begun_ms(each) or 0) < cut_ms:
+            if each in removed or each not in complete:
+                objects |= own.get(each, {})
+            objects |= {name: size for name, size in copied.get(each, {}).items() if name not in needed}
     return Prunable(sorted(removed), kept, objects)
 
 
@@ -64,34 +68,36 @@ async def prune(place: BackupPlace, prunable: Prunable, progress: Callable[[int,
     """Raises `StorageFailed`; whatever is left then, the next prune finds."""
     for backup in prunable.backups:
         await place.withdraw(backup)
-    names = list(prunable.objects)
-    for done in range(0, len(names), _AT_ONCE):
-        progress(done, len(names))
-        await asyncio.gather(*(place.delete([name]) for name in names[done : done + _AT_ONCE]))
+    await place.delete(list(prunable.objects), progress)
 
 
 async def _replaced_long_ago(place: BackupPlace, ids: list[str], keep: int, cut_ms: int) -> set[str]:
-    """Those that no backup which is being taken builds upon, since a later one was complete when it began."""
-    newer = await _finished_ms(place, ids[-keep:])
+    """Those of the older backups upon which none builds that is being taken: a later one was complete when that
+    began."""
+    finished = {each: await _finished_ms(place, each) for each in ids}
+    latest = set(sorted(ids, key=lambda each: finished[each] or begun_ms(each) or 0)[-keep:])
     removed: set[str] = set()
-    for each in reversed(ids[:-keep]):
-        if any(finished_ms < cut_ms for finished_ms in newer):
+    replaced = False
+    for each in reversed(ids):
+        if replaced and each not in latest:
             removed.add(each)
-        newer += await _finished_ms(place, [each])
+        finished_ms = finished[each]
+        replaced = replaced or (finished_ms is not None and finished_ms < cut_ms)
     return removed
 
 
-async def _finished_ms(place: BackupPlace, backups: Iterable[str]) -> list[int]:
-    found: list[Manifest] = []
-    for each in backups:
-        try:
-            found.append(await place.manifest(each))
-        except (BackupDamaged, BackupTooNew):
-            continue  # nobody builds upon it either
-    return [manifest.finished_ms for manifest in found]
+async def _finished_ms(place: BackupPlace, backup: str) -> int | None:
+    """None if the backup does not say that; then none builds upon it, either."""
+    try:
+        return (await place.manifest(backup)).finished_ms
+    except (BackupDamaged, BackupTooNew, NoSuchBackup):
+        return None
 
 
-def _begun_ms(backup: str) -> int:
-    """The time in the name of a backup."""
-    at = datetime.strptime(backup, "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC)
-    return round(at.timestamp() * 1000)
+def _check_all_there(needed: Mapping[str, str], listed: Iterable[Mapping[str, int]]) -> None:
+    """Raises `BackupDamaged` for a backup that lacks an object: another one, which is whole, may be about to be
+    removed."""
+    there = {name for names in listed for name in names}
+    for name, backup in needed.items():
+        if name not in there and names_a_backup(name):
+            raise BackupDamaged(f"backup {backup} lacks {name}")

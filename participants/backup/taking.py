@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
 
@@ -38,14 +39,15 @@ from participants.backup.manifest import Chunk, LedgerCopy, Manifest, RecordPage
 from participants.backup.place import BackupPlace, NoSuchBackup
 from participants.backup.records import pages
 from participants.ledger.form import Form
-from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerStorage, SealedLedger
+from participants.ledger.storage import LedgerCorrupt, LedgerError, LedgerStorage, SealedLedger, StorageFailed
 
 CHUNK_BYTES = 8 << 20
 _AT_ONCE = 4
 """The number of ledgers that are copied at the same time."""
 _ATTEMPTS = 5
 LONGEST_MS = 23 * 3_600_000
-"""A backup that takes longer is not completed, because a prune may take it for interrupted (`pruning.GRACE_MS`)."""
+"""A backup that takes longer is not completed, because a prune may take it for interrupted (`pruning.GRACE_MS`). Where
+no other one is complete, nothing is pruned, and it may take as long as it wants."""
 WAIT_SECONDS = 30
 """A broker that has not cleaned up after a committed transaction by then does not run, or cannot open the segment."""
 _READS = 3
@@ -94,13 +96,40 @@ class BackupTaker:
         self._longest_ms = longest_ms
         self._read_bytes = 0
         self._id = ""
+        self._put: list[str] = []
+        self._begun_ms, self._begun_s = 0, 0.0
 
     async def take(self) -> Manifest:
         """Raises `NotCovered`, `BackupOvertaken`, `BackupDamaged` and `BackupTooNew` of the latest backup,
-        `StoreTooNew`, `StoreWentBack`, and the errors of the store and the storages. What was copied stays for the next
-        call."""
-        begun_ms, begun_s = self._clock(), asyncio.get_running_loop().time()
-        self._id = await self._begun(begun_ms)
+        `StoreTooNew`, `StoreWentBack`, and the errors of the store and the storages. Then it deletes what it has
+        copied, as far as it can; a prune deletes the rest."""
+        self._begun_ms, self._begun_s = self._clock(), asyncio.get_running_loop().time()
+        self._id = await self._begun(self._begun_ms)
+        try:
+            manifest = await self._copied()
+            await self._check_in_time()
+        except (Exception, asyncio.CancelledError):
+            with suppress(StorageFailed):
+                await self._place.delete(self._put)
+            raise
+        await self._place.complete(manifest)
+        try:
+            await self._check_in_time()
+        except BackupOvertaken:  # it was overtaken while the manifest was on its way
+            await self._place.withdraw(self._id)
+            raise
+        return manifest
+
+    async def _check_in_time(self) -> None:
+        """Raises `BackupOvertaken` if a prune may have deleted what this backup has copied or builds upon."""
+        took_s = asyncio.get_running_loop().time() - self._begun_s  # goes on while a clock is set back
+        took_ms = max(self._clock() - self._begun_ms, took_s * 1000)
+        if took_ms > self._longest_ms and set(await self._place.ids()) - {self._id}:
+            hours = self._longest_ms / 3_600_000
+            raise BackupOvertaken(f"it takes longer than {hours:.0f} hours, so a prune may have removed what it needs")
+
+    async def _copied(self) -> Manifest:
+        """Copy everything to the place. Returns the manifest."""
         latest = await self._latest()
         known = dict(latest)
         for _ in range(_ATTEMPTS):
@@ -113,12 +142,7 @@ class BackupTaker:
             except _AgainError as why:
                 log.info("the backup begins again", reason=str(why))
                 continue
-            manifest = await self._written(found, ledgers, begun_ms, _new_bytes(ledgers, latest))
-            took_ms = max(self._clock() - begun_ms, (asyncio.get_running_loop().time() - begun_s) * 1000)
-            if took_ms > self._longest_ms:
-                raise BackupOvertaken("it took so long that a prune may have removed what it has copied: try again")
-            await self._place.complete(manifest)
-            return manifest
+            return await self._written(found, ledgers, _new_bytes(ledgers, latest))
         raise BackupOvertaken("transactions were collected or ledgers replaced each time: try again later")
 
     async def _latest(self) -> dict[Key, LedgerCopy]:
@@ -240,7 +264,7 @@ class BackupTaker:
             end = _end_of_chunk(ledger, at, copy.settled if at < copy.settled else copy.entries)
             content = await _read(ledger, at, end - 1)
             chunk = Chunk(first=at, end=end, bytes=len(content), crc32=sum_of(content), backup=self._id)
-            await self._place.put_chunk(copy, chunk, content)
+            self._put.append(await self._place.put_chunk(copy, chunk, content))
             chunks.append(chunk)
             self._read_bytes += len(content)
             self._progress(self._read_bytes, 0)
@@ -255,19 +279,17 @@ class BackupTaker:
             return copy
         index = await storage.read_index(copy.segment, copy.ledger, record.hidden, copy.entries)
         content = index.encode()
-        await self._place.put_hidden(copy, content)
+        self._put.append(await self._place.put_hidden(copy, content))
         return copy.model_copy(update={"hidden_crc32": sum_of(content)})
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def _written(
-        self, found: RangeResult, ledgers: list[LedgerCopy], begun_ms: int, copied_bytes: int
-    ) -> Manifest:
+    async def _written(self, found: RangeResult, ledgers: list[LedgerCopy], copied_bytes: int) -> Manifest:
         """Write the records. The backup counts when its manifest is written, too."""
         incarnation, version = _cluster(found.records)
         written = []
         for number, (records, content) in enumerate(pages(found.records)):
-            await self._place.put_page(self._id, number, content)
+            self._put.append(await self._place.put_page(self._id, number, content))
             written.append(RecordPage(records=records, bytes=len(content), crc32=sum_of(content)))
         return Manifest(
             id=self._id,
@@ -275,7 +297,7 @@ class BackupTaker:
             revision=found.revision,
             version=version,
             release=self._release,
-            begun_ms=begun_ms,
+            begun_ms=self._begun_ms,
             finished_ms=self._clock(),
             copied_bytes=copied_bytes,
             pages=tuple(written),

@@ -14,9 +14,10 @@ from random import Random
 import pytest
 from obstore.store import MemoryStore as MemoryObjects
 
+from metastore.errors import StoreUnavailable
 from metatxn.wire.position import Position
-from participants.backup.manifest import BackupDamaged
-from participants.backup.place import BackupPlace, NoSuchBackup, names_of_ledgers
+from participants.backup.manifest import BackupDamaged, Manifest
+from participants.backup.place import BackupPlace, NoSuchBackup, names_in
 from participants.backup.pruning import GRACE_MS, Prunable, find_prunable, prune
 from participants.backup.taking import LONGEST_MS, BackupOvertaken, BackupTaker
 from participants.ledger.bucket import Bucket
@@ -74,7 +75,7 @@ async def test_what_only_older_backups_have_used_goes(case: BackupCase) -> None:
     assert (found.backups, found.kept) == ([first.id, second.id], [third.id])
     assert found.size_bytes == sum(found.objects.values()) > 0
     assert await whole(case) == [third.id]
-    needed = set(names_of_ledgers(third))
+    needed = {name for name in names_in(third) if name.startswith("ledgers/")}
     ledgers = {name for name in await names(case) if name.startswith("ledgers/")}
     assert ledgers == needed and not any(
         first.id in name or second.id in name for name in set(await names(case)) - needed
@@ -129,6 +130,38 @@ async def test_nothing_is_removed_where_no_backup_is_complete(case: BackupCase) 
         await pruned(case, 1)
 
 
+async def test_backups_that_were_completed_last_stay(case: BackupCase) -> None:
+    """Although they were begun before another one: they have the newer records."""
+    segment = await case.begin()
+    await publish(segment, "a")
+    early: list[str] = []
+
+    async def meanwhile() -> None:
+        early.append((await case.take()).id)
+        later(case, HOUR_MS)
+
+    long = await case.take(before=meanwhile)
+    assert [long.id, *early] == await case.place.ids()
+    assert (await pruned(case, 1)).backups == []
+    last = await case.take()
+    assert (await pruned(case, 2)).backups == early
+    assert (await pruned(case, 1)).backups == [long.id]
+    assert await whole(case) == [last.id]
+
+
+async def test_what_a_failed_backup_has_copied_is_deleted(case: BackupCase) -> None:
+    segment = await case.begin()
+    await publish(segment, "a")
+
+    async def fails() -> None:
+        raise StoreUnavailable("the store is away")
+
+    with pytest.raises(StoreUnavailable):
+        await case.take(after=fails)
+    (left,) = await names(case)
+    assert left.endswith("/begun")
+
+
 async def test_what_an_interrupted_backup_leaves_goes_after_a_day(
     case: BackupCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,11 +189,60 @@ async def test_what_is_not_of_a_backup_is_left_alone(case: BackupCase) -> None:
     segment = await case.begin()
     await publish(segment, "a")
     await case.take()
-    strange = ["backups/notes/manifest.txt", "ledgers/x/y/1/0-1-00000000", "ledgers/x/notes.txt", "readme"]
+    strange = ["backups/notes/manifest.txt", "ledgers/x/y/1/0-1-00000000", "ledgers/x/notes.txt", "readme", "backups"]
+    strange += ["backups/20261399T000000000Z/manifest", "ledgers/x/y/1/0-1-00000000.20260230T000000000Z", "manifest"]
     for name in strange:
         await case.place._bucket.put(name, b"")
     await pruned(case, 1)
     assert set(strange) <= set(await names(case))
+
+
+async def test_a_copy_of_a_backup_is_none(case: BackupCase) -> None:
+    """Whatever its name is: what it would need is that of the backup that was copied."""
+    segment = await case.begin()
+    await publish(segment, "a")
+    first, second = await case.take(), await case.take()
+    manifest = await case.place._bucket.get(f"backups/{first.id}/manifest")
+    await case.place._bucket.put("backups/before-upgrade/manifest", manifest)
+    assert await whole(case) == [first.id, second.id]
+    assert (await pruned(case, 1)).backups == [first.id]
+    await case.place._bucket.put("backups/20991231T000000000Z/manifest", manifest)
+    with pytest.raises(BackupDamaged, match=f"is that of backup {first.id}"):
+        await pruned(case, 1)
+
+
+@pytest.mark.parametrize("kind", ["ledgers/", "backups/"])
+async def test_nothing_is_removed_where_a_backup_that_stays_lacks_an_object(case: BackupCase, kind: str) -> None:
+    """The others may be whole."""
+    segment = await case.begin()
+    await publish(segment, "a")
+    await case.take()
+    await publish(segment, "b")
+    last = await case.take()
+    lost = next(name for name in names_in(last) if name.startswith(kind))
+    await case.place._bucket.delete([lost])
+    before = await names(case)
+    with pytest.raises(BackupDamaged, match=f"backup {last.id} lacks {lost}"):
+        await pruned(case, 1)
+    assert await names(case) == before
+
+
+async def test_two_prunes_at_the_same_time_do_the_work_of_one(
+    case: BackupCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = await case.begin()
+    await publish(segment, "a")
+    taken = [(await case.take()).id for _ in range(3)]
+    listed = await case.place.ids()
+    await pruned(case, 2)
+
+    async def before_the_other(_: BackupPlace) -> list[str]:
+        return listed
+
+    monkeypatch.setattr(BackupPlace, "ids", before_the_other)
+    await pruned(case, 1)
+    monkeypatch.undo()
+    assert await whole(case) == taken[2:]
 
 
 async def test_a_damaged_backup_that_stays_refuses_the_prune_and_one_that_goes_does_not(case: BackupCase) -> None:
@@ -187,9 +269,39 @@ async def test_a_backup_that_took_too_long_is_not_completed(case: BackupCase) ->
     async def a_day_passes() -> None:
         later(case, LONGEST_MS + 1)
 
-    with pytest.raises(BackupOvertaken, match="took so long"):
+    with pytest.raises(BackupOvertaken, match="longer than 23 hours"):
         await case.take(after=a_day_passes)
     assert len(await whole(case)) == 1
+
+
+async def test_the_first_backup_may_take_as_long_as_it_wants(case: BackupCase) -> None:
+    segment = await case.begin()
+    await publish(segment, "a")
+
+    async def a_day_passes() -> None:
+        later(case, LONGEST_MS + 1)
+        with pytest.raises(NoSuchBackup):
+            await pruned(case, 1)
+
+    assert [(await case.take(after=a_day_passes)).id] == await whole(case)
+
+
+async def test_a_backup_is_withdrawn_if_its_manifest_comes_too_late(
+    case: BackupCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = await case.begin()
+    await publish(segment, "a")
+    first = await case.take()
+    complete = BackupPlace.complete
+
+    async def slow(place: BackupPlace, manifest: Manifest) -> None:
+        later(case, LONGEST_MS + 1)
+        await complete(place, manifest)
+
+    monkeypatch.setattr(BackupPlace, "complete", slow)
+    with pytest.raises(BackupOvertaken):
+        await case.take()
+    assert await case.place.ids() == [first.id]
 
 
 @pytest.mark.parametrize("copies_again", [False, True])
@@ -251,7 +363,7 @@ async def test_a_prune_that_is_interrupted_damages_no_backup(case: BackupCase, a
     bucket.left = None
     await pruned(case, 1)
     assert await whole(case) == [taken.id]
-    expected = {*names_of_ledgers(taken), *(name for name in await names(case) if f"/{taken.id}/" in name)}
+    expected = {*names_in(taken), *(name for name in await names(case) if f"/{taken.id}/" in name)}
     assert set(await names(case)) == expected
 
 
