@@ -34,7 +34,7 @@ from spark_connector.options import (
     application_id,
     timeout_ms_in_range,
 )
-from spark_connector.spans import ending, job_span, trace_of_micro_batch
+from spark_connector.spans import job_span, trace_of_batch_write, trace_of_micro_batch
 
 _PROCESS = uuid.uuid4().hex
 """A second driver process is another session, and takes over."""
@@ -77,9 +77,9 @@ def batch_transaction(
             "ack_subscription and checkpoint need each other: Spark records in the checkpoint what a batch has read."
         )
     service = ServiceAddress(url, token or os.environ.get("METATXN_TOKEN"), ca, listener)
-    trace = trace_of_micro_batch(_run_id(), batch_id) if _run_id() else None
-    with one_line(), ending(trace), _SESSIONS.enter(url, app_id) as session:
-        with job_span("spark begin", trace, {}):
+    trace_id = _trace_id(batch_id)
+    with one_line(), _SESSIONS.enter(url, app_id) as session:
+        with job_span("spark begin", trace_id):
             transaction = _begin(service, app_id, batch_id, session, timeout_ms)
         if transaction.already_committed:
             yield BatchTransaction(f"{COMMITTED_PREFIX}{app_id}:{batch_id}", True, None)
@@ -90,11 +90,11 @@ def batch_transaction(
                 if ack_subscription is not None and checkpoint is not None:
                     acknowledge_input(client(service), transaction, ack_subscription, checkpoint, batch_id)
             except BaseException:
-                with job_span("spark abort", trace, {}):
+                with job_span("spark abort", trace_id):
                     _abort(transaction)
                 raise
             # The writers that count were remembered by the writes in the block.
-            with job_span("spark commit", trace, {}):
+            with job_span("spark commit", trace_id):
                 transaction.commit()
 
 
@@ -153,6 +153,14 @@ def _run_id() -> str:
     if context is None or context.getLocalProperty("sql.streaming.queryId") is None:
         return ""
     return context.getLocalProperty("spark.jobGroup.id") or ""
+
+
+def _trace_id(batch_id: int) -> int:
+    """That of the micro-batch, if there is one: its tasks read in it."""
+    run_id, context = _run_id(), SparkContext._active_spark_context
+    if not run_id or context is None:
+        return trace_of_batch_write()
+    return trace_of_micro_batch(context.getLocalProperty("sql.streaming.queryId") or "", run_id, batch_id)
 
 
 def _check(app_id: str, batch_id: int, timeout_ms: int) -> None:

@@ -8,17 +8,6 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import WriterCommitMessage
 
 
-@dataclass(frozen=True, slots=True)
-class JobTrace:
-    """The trace of a micro-batch or of a batch write, and the ids of the span at its root, which ends last. `begun_ns`
-    is the time at which this process began to take part in it."""
-
-    name: str
-    trace_id: int
-    span_id: int
-    begun_ns: int
-
-
 @dataclass(frozen=True)
 class WrittenPart(WriterCommitMessage):
     """The part of a transaction that one task attempt wrote. `writer` names the attempt, `epoch` the run that it
@@ -29,8 +18,8 @@ class WrittenPart(WriterCommitMessage):
     rows: int
     epoch: int | None = None
     already_committed: bool = False
-    trace: JobTrace | None = None
-    """None if it is not traced."""
+    trace_id: int | None = None
+    """Of the spans of its micro-batch."""
 
 
 def winners(messages: Iterable[WrittenPart]) -> list[str]:

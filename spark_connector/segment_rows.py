@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from spark_connector.errors import data_lost, one_line
 from spark_connector.message_rows import may_be_text, messages_of_entry
 from spark_connector.options import OptionError, ReadOptions
 from spark_connector.places import before, order
-from spark_connector.spans import job_span, trace_of_this_task
+from spark_connector.spans import read_span, trace_of_this_task
 from spark_connector.topics import Topic
 
 METADATA = StructType(
@@ -36,6 +36,7 @@ METADATA = StructType(
 
 COMBINED_BYTES = 1024 * 1024
 LARGE_BYTES = 256 * 1024
+CallInSpan = Callable[[Callable[[], metatxn.FramesPage]], metatxn.FramesPage]
 EntryFilter = Callable[[Mapping[str, Any]], bool]
 """Whether an entry is wanted, according to its metadata, or to the part of it that is known so far."""
 
@@ -110,10 +111,10 @@ def rows(
     wants that."""
     after = partition.after
     read = {"metatxn.segment": partition.segment, "metatxn.after": after, "metatxn.end": partition.end or ""}
-    with one_line(), job_span("spark read", trace_of_this_task(), read):
+    with one_line(), read_span(trace_of_this_task(), read) as call:
         while True:
             try:
-                yield from _rows(partition, after, options, schema, let_through)
+                yield from _rows(partition, after, options, schema, let_through, call)
             except (metatxn.PositionTrimmed, metatxn.NotFound) as gone:
                 if options.fail_on_data_loss:
                     raise data_lost(partition.segment, gone.detail) from gone
@@ -126,12 +127,17 @@ def rows(
 
 
 def _rows(
-    partition: SegmentRange, after: str, options: ReadOptions, schema: StructType, let_through: EntryFilter
+    partition: SegmentRange,
+    after: str,
+    options: ReadOptions,
+    schema: StructType,
+    let_through: EntryFilter,
+    call: CallInSpan,
 ) -> Iterator[pa.RecordBatch]:
     """Never reads beyond the end that the driver fixed: a task that runs later must not see what is decided later."""
     expected = arrow_schema.expected_by_spark(schema)
     end = order(partition.end) if partition.end is not None else None
-    for page in _pages(partition, after, end, options):
+    for page in _pages(partition, after, end, options, call):
         entries: list[tuple[str, pa.Table]] = []
         for frame in page.frames:
             position = str(frame.position)
@@ -160,7 +166,7 @@ def _rows(
 
 
 def _pages(
-    partition: SegmentRange, after: str, end: tuple[int, int] | None, options: ReadOptions
+    partition: SegmentRange, after: str, end: tuple[int, int] | None, options: ReadOptions, call: CallInSpan
 ) -> Iterator[metatxn.FramesPage]:
     """The pages of a range, up to the one that reaches its end. The next one is requested before one is handed out, so
     that it arrives while Spark processes the rows: there are two pages in memory."""
@@ -177,13 +183,13 @@ def _pages(
         )
 
     ahead = ThreadPoolExecutor(1)
-    requested: Future[metatxn.FramesPage] | None = ahead.submit(copy_context().run, page, after)
+    requested: Future[metatxn.FramesPage] | None = ahead.submit(call, partial(page, after))
     try:
         while requested is not None:
             read = requested.result()
             reached = read.end or read.next == after or (end is not None and _place_of(read.next) >= end)
             after = read.next
-            requested = None if reached else ahead.submit(copy_context().run, page, after)
+            requested = None if reached else ahead.submit(call, partial(page, after))
             yield read
     finally:
         ahead.shutdown(wait=False)  # Spark may want no more rows while a page is on its way

@@ -4,100 +4,115 @@ variables say. See `spans`, which imports this only where spans are wanted."""
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Self
+from contextvars import ContextVar, copy_context
+from typing import Any, Self
 
-from opentelemetry import trace
-from opentelemetry.context import Context, attach
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import extract
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Decision
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags, get_current_span, set_span_in_context
+from opentelemetry.trace import Span, StatusCode, use_span
 
-from metatxn.transport.tracing import inherited_trace
-from spark_connector.messages import JobTrace
-from spark_connector.worker_memory import in_worker
+from metatxn.transport.tracing import inherited_trace, tracing_with
 
 EXPORT_TIMEOUT_S = 2.0
-SLOW_S = 0.5
-"""A receiver that takes longer is slow, or away."""
+FLUSH_S = 0.1
+"""How long the end of a span waits for the receiver."""
 PAUSE_S = 60.0
-"""How long nothing waits for such a receiver again."""
-_ending: ContextVar[JobTrace | None] = ContextVar("metatxn_ending_trace", default=None)
+"""How long none waits again for a receiver that was slower."""
+_trace_id: ContextVar[int | None] = ContextVar("metatxn_trace_of_job", default=None)
 
 
-class ChosenIds(RandomIdGenerator):
-    """Random ids, except for a span at a root, which others have referred to before it ends."""
+class JobIds(RandomIdGenerator):
+    """Random ids, but spans of one job have the same trace."""
 
     def generate_trace_id(self) -> int:
-        ending = _ending.get()
-        return ending.trace_id if ending is not None else super().generate_trace_id()
-
-    def generate_span_id(self) -> int:
-        ending = _ending.get()
-        return ending.span_id if ending is not None else super().generate_span_id()
+        return _trace_id.get() or super().generate_trace_id()
 
 
 class SpanSender:
     def __init__(self, provider: TracerProvider, environment: Mapping[str, str]) -> None:
         """`environment` has the headers that continue the trace of the process that started this one, if there is
-        one. The provider has `ChosenIds`."""
+        one. The provider has `JobIds`."""
         self._provider = provider
         self._tracer = provider.get_tracer("metatxn")
-        self._environment = extract(environment)
-        self.environment_trace_id = get_current_span(self._environment).get_span_context().trace_id
-        """0 if there is none."""
+        self._environment = extract(environment, Context())
         self._waits_from_s = 0.0
+        self._flushing: threading.Thread | None = None
 
     @classmethod
     def create(cls) -> Self:
-        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "metatxn-spark")})
-        provider = TracerProvider(resource=resource, id_generator=ChosenIds())
+        named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        resource = Resource.create({} if named else {"service.name": "metatxn-spark"})
+        provider = TracerProvider(resource=resource, id_generator=JobIds())
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
-        sender = cls(provider, inherited_trace())
-        if in_worker():  # a driver's own program may set up OpenTelemetry itself
-            trace.set_tracer_provider(provider)
-            attach(sender._environment)
-        return sender
+        return cls(provider, inherited_trace())
 
     @contextmanager
-    def span(self, name: str, within: JobTrace | None, attributes: Mapping[str, str | int]) -> Iterator[Span]:
-        """A span of a trace, or else of that of the environment, if there is one."""
-        context = self._environment if within is None else self._below_root_of(within)
-        try:
-            with self._tracer.start_as_current_span(name, context, attributes=attributes) as started:
-                yield started
-        finally:
-            self._flush()
+    def span(self, name: str, trace_id: int | None, attributes: Mapping[str, str | int]) -> Iterator[Span]:
+        """A span of a trace, or below that of the environment, if there is one."""
+        started = self._start(name, trace_id, attributes)
+        with _ending(started, self._flush), self._within(started):
+            yield started
 
-    def _below_root_of(self, within: JobTrace) -> Context:
-        """Its root may not have ended yet; what is below it is sampled if the root will be."""
-        decided = self._provider.sampler.should_sample(self._environment, within.trace_id, within.name).decision
-        flags = TraceFlags(TraceFlags.SAMPLED if decided == Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT)
-        root = SpanContext(within.trace_id, within.span_id, is_remote=True, trace_flags=flags)
-        return set_span_in_context(NonRecordingSpan(root), self._environment)
+    @contextmanager
+    def detached_span(
+        self, name: str, trace_id: int | None, attributes: Mapping[str, str | int]
+    ) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+        """A span to which what the result calls belongs, in any thread, and nothing else."""
+        started = self._start(name, trace_id, attributes)
 
-    def end(self, ending: JobTrace) -> None:
-        """Send the span at the root of a trace, which began when the trace did and ends now."""
-        before = _ending.set(ending)
+        def call(work: Callable[[], Any]) -> Any:
+            with self._within(started):
+                return work()
+
+        with _ending(started, self._flush):
+            yield lambda work: copy_context().run(call, work)
+
+    @contextmanager
+    def _within(self, span: Span) -> Iterator[None]:
+        with use_span(span, record_exception=False, set_status_on_exception=False), tracing_with(self._tracer):
+            yield
+
+    def _start(self, name: str, trace_id: int | None, attributes: Mapping[str, str | int]) -> Span:
+        before = _trace_id.set(trace_id)
         try:
-            self._tracer.start_span(ending.name, self._environment, start_time=ending.begun_ns).end()
+            return self._tracer.start_span(name, self._environment, attributes=attributes)
         finally:
-            _ending.reset(before)
-        self._flush()
+            _trace_id.reset(before)
 
     def _flush(self) -> None:
         """Send what has ended, because Spark may kill this process at any time. If the receiver is slow, spans are sent
-        in the background for a while, and may be lost."""
-        now = time.monotonic()
-        if now >= self._waits_from_s:
-            self._provider.force_flush()
-            if time.monotonic() - now > SLOW_S:
-                self._waits_from_s = time.monotonic() + PAUSE_S
+        in the background for a while, and may be lost.
+
+        In a thread, for two reasons: an export may take much longer than its timeout; and this may be called in the
+        middle of one, by the garbage collector.
+        """
+        if time.monotonic() < self._waits_from_s or (self._flushing is not None and self._flushing.is_alive()):
+            return
+        self._flushing = threading.Thread(target=self._provider.force_flush, name="metatxn-spans", daemon=True)
+        self._flushing.start()
+        self._flushing.join(FLUSH_S)
+        if self._flushing.is_alive():
+            self._waits_from_s = time.monotonic() + PAUSE_S
+
+
+@contextmanager
+def _ending(span: Span, flush: Callable[[], None]) -> Iterator[None]:
+    """End a span, and say which kind of error has ended it: its text may contain data."""
+    try:
+        yield
+    except Exception as error:
+        span.set_status(StatusCode.ERROR, type(error).__name__)
+        span.set_attribute("error.type", type(error).__name__)
+        raise
+    finally:
+        span.end()
+        flush()

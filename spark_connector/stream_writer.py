@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from spark_connector.input_acks import acknowledge_input
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import WrittenPart, winners
 from spark_connector.options import WriteOptions
-from spark_connector.spans import facts_of, job_span, last_span, trace_of_micro_batch
+from spark_connector.spans import facts_of, job_span, trace_of_micro_batch
 from spark_connector.spark_versions import StreamArrowWriter
 from spark_connector.table_writes import Fitting, TableWrites, check_dataframe, drain, fitting_schema, new_writer
 
@@ -91,11 +90,11 @@ class StreamWriter(StreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
         batch = MicroBatch.of_this_task()
-        trace = trace_of_micro_batch(batch.run_id, batch.batch_id)
-        with one_line(), job_span("spark write", trace, {}) as note:
+        trace_id = trace_of_micro_batch(batch.query_id, batch.run_id, batch.batch_id)
+        with one_line(), job_span("spark write", trace_id) as note:
             written = self._write(batch, iterator)
             note(facts_of(written))
-            return replace(written, trace=trace)
+            return replace(written, trace_id=trace_id)
 
     def _write(self, batch: MicroBatch, batches: Iterator[pa.RecordBatch]) -> WrittenPart:
         options = self._options
@@ -128,14 +127,15 @@ class StreamWriter(StreamArrowWriter):
         with one_line():
             written = [message for message in messages if isinstance(message, WrittenPart)]
             assert len(written) == len(messages), "every task of a committed batch returns a message"
-            with _last_span("spark commit", written):
-                txn_id = the_transaction(written, batchId)
-                if txn_id is not None:
-                    transaction = self._attach(txn_id)
-                    self._acknowledge_input(transaction, batchId)
-                    # Unknown outcomes are resolved inside: this raises only if the batch is not committed, or if
-                    # no service answers; then the restarted query begins the same version and learns the outcome.
-                    transaction.commit(writers=winners(written))
+            txn_id = the_transaction(written, batchId)
+            if txn_id is None:
+                return
+            with job_span("spark commit", written[0].trace_id):
+                transaction = self._attach(txn_id)
+                self._acknowledge_input(transaction, batchId)
+                # Unknown outcomes are resolved inside: this raises only if the batch is not committed, or if
+                # no service answers; then the restarted query begins the same version and learns the outcome.
+                transaction.commit(writers=winners(written))
 
     def _acknowledge_input(self, transaction: metatxn.Transaction, batch_id: int) -> None:
         """Acknowledge the input. Acknowledgements without a writer's name count, whatever writers the commit lists."""
@@ -154,7 +154,7 @@ class StreamWriter(StreamArrowWriter):
         committed.
         """
         written = [message for message in messages if isinstance(message, WrittenPart)]
-        with one_line(), _last_span("spark abort", written):
+        with one_line(), job_span("spark abort", written[0].trace_id if written else None):
             for app_id, epoch in self._open(written, batchId):
                 try:
                     client(self._options.service).connect_key(app_id, epoch=epoch)
@@ -212,13 +212,6 @@ def the_transaction(written: Sequence[WrittenPart], batch_id: int) -> str | None
             action="Restart the query, which repeats the batch. Increase transactionTimeoutMs if batches take long.",
         )
     return transactions.pop()
-
-
-def _last_span(name: str, written: Sequence[WrittenPart]) -> AbstractContextManager[None]:
-    """A span of their micro-batch, whose root began with the first of them."""
-    traces = [message.trace for message in written if message.trace is not None]
-    first = min(traces, key=lambda trace: trace.begun_ns, default=None)
-    return last_span(name, first)
 
 
 def _lately(service: ServiceAddress) -> Fitting:

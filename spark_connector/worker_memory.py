@@ -12,14 +12,9 @@ KEPT_BYTES = 31 * 1024 * 1024
 """Below 32 MiB, above which glibc does not adapt."""
 
 
-def in_worker() -> bool:
-    """Whether Spark has started this process for its tasks."""
-    return getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon"
-
-
 def prepare_worker() -> None:
     """Prepare a worker. In any other process this does nothing, because the memory of a driver belongs to its user."""
-    if in_worker():
+    if getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon":
         _keep_memory(os.getpid())
         _freeze_what_is_loaded(os.getpid(), len(sys.modules))
 

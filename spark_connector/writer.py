@@ -22,7 +22,7 @@ from spark_connector.errors import one_line
 from spark_connector.keep_alive import KeepAlive
 from spark_connector.messages import WrittenPart, winners
 from spark_connector.options import WriteOptions
-from spark_connector.spans import facts_of, job_span, last_span, trace_of_batch_write
+from spark_connector.spans import facts_of, job_span, trace_of_batch_write
 from spark_connector.table_writes import TableWrites, drain, fitting_schema, new_writer
 
 NOBODY = "nobody of a Spark job"
@@ -32,12 +32,15 @@ NOBODY = "nobody of a Spark job"
 class BatchWriter(DataSourceArrowWriter):
     """Created on the driver when the job starts; the same object, pickled, writes in the tasks and commits."""
 
+    _trace_id: int | None = None
+    """A driver with an earlier release does not send one."""
+
     def __init__(self, options: WriteOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._own = options.txn_id is None
-        self._trace = trace_of_batch_write()
-        with job_span("spark begin", self._trace, {}):
+        self._trace_id = trace_of_batch_write()
+        with job_span("spark begin", self._trace_id):
             self._txn_id = options.txn_id or self._begin()
             if not self._own and not options.already_committed:
                 self._attach().remember_writers([NOBODY])
@@ -46,7 +49,7 @@ class BatchWriter(DataSourceArrowWriter):
         return client(self._options.service).begin(timeout_ms=self._options.timeout_ms).id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:  # type: ignore[override]  # as in its base class
-        with one_line(), job_span("spark write", self._trace, {}) as note:
+        with one_line(), job_span("spark write", self._trace_id) as note:
             written = self._write(iterator)
             note(facts_of(written))
             return written
@@ -68,7 +71,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._options.already_committed:
             return
-        with one_line(), last_span("spark commit", self._trace):
+        with one_line(), job_span("spark commit", self._trace_id):
             written = [message for message in messages if isinstance(message, WrittenPart)]
             assert len(written) == len(messages), "every task of a committed job returns a message"
             if self._own:
@@ -81,7 +84,7 @@ class BatchWriter(DataSourceArrowWriter):
         there."""
         if not self._own:
             return
-        with one_line(), last_span("spark abort", self._trace):
+        with one_line(), job_span("spark abort", self._trace_id):
             try:
                 self._attach().abort(reason="the Spark job failed")
             except (metatxn.InvalidTransactionState, metatxn.ExpiredTransaction):

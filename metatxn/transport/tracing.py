@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -22,11 +24,12 @@ from urllib.parse import urlsplit
 from metatxn.transport.api import Answer, Headers, Request
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Span, Tracer
 
 Sending = Callable[[Request], Awaitable[Answer]]
 _HTTP_ERROR = 400
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_tracer: ContextVar[Tracer | None] = ContextVar("metatxn_tracer", default=None)
 _TRACESTATE = re.compile(r"[ -~]{1,512}")
 
 
@@ -36,7 +39,7 @@ async def send_traced(send: Sending, request: Request) -> Answer:
     if trace is None:
         inherited = inherited_trace()
         return await send(replace(request, headers=Headers(request.headers | inherited)) if inherited else request)
-    tracer = trace.get_tracer("metatxn")
+    tracer = _tracer.get() or trace.get_tracer("metatxn")
     with tracer.start_as_current_span(request.method, kind=trace.SpanKind.CLIENT) as span:
         if span.is_recording():
             _describe(span, request)
@@ -46,6 +49,16 @@ async def send_traced(send: Sending, request: Request) -> Answer:
             if answer.status >= _HTTP_ERROR:
                 span.set_status(trace.StatusCode.ERROR)
         return answer
+
+
+@contextmanager
+def tracing_with(tracer: Tracer) -> Iterator[None]:
+    """Requests within this block have spans of `tracer`, whatever the program has set up."""
+    before = _tracer.set(tracer)
+    try:
+        yield
+    finally:
+        _tracer.reset(before)
 
 
 @cache
@@ -66,8 +79,10 @@ def _describe(span: Span, request: Request) -> None:
 
 
 def _with_context(request: Request) -> Request:
-    from opentelemetry.propagate import inject
-
     headers = Headers(request.headers | inherited_trace())
+    try:
+        from opentelemetry.propagate import inject
+    except (ImportError, ValueError):  # OTEL_PROPAGATORS names one that is not installed
+        return replace(request, headers=headers)
     inject(headers)  # replaces it in a program that is in a trace of its own
     return replace(request, headers=headers)

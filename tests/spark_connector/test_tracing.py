@@ -64,9 +64,7 @@ def test_a_micro_batch_is_a_trace_from_spark_to_the_store(tmp_path: Path) -> Non
             client.producer("t").send({"id": 1})
         checkpoint = str(tmp_path / "checkpoint")
         run(STREAM, tmp_path, url, receiver_url, checkpoint, OTEL_EXPORTER_OTLP_ENDPOINT=receiver_url)
-    roots = [span for service, span in received if span.name.startswith("spark micro-batch")]
-    found = [spans_below(received, root.span_id) for root in roots]
-    whole = [
+    whole = {
         ("metatxn-spark", "spark read"),
         ("metatxn-dev", "GET /v1/segments/{segment}/entries"),
         ("metatxn-spark", "spark write"),
@@ -74,18 +72,12 @@ def test_a_micro_batch_is_a_trace_from_spark_to_the_store(tmp_path: Path) -> Non
         ("metatxn-spark", "spark commit"),
         ("metatxn-dev", "POST /v1/txns/{txn_id}/commit"),
         ("metatxn-dev", "store apply"),
-    ]
-    (batch,) = (below for below in found if set(whole) <= {(service, span.name) for service, span in below})
+    }
+    traces: dict[bytes, Spans] = {}
+    for service, span in received:
+        traces.setdefault(span.trace_id, []).append((service, span))
+    batch = next(each for each in traces.values() if whole <= {(service, span.name) for service, span in each})
     (written,) = (span for _, span in batch if span.name == "spark write")
     assert attributes(written)["metatxn.rows"] == 1 and "spark.task_attempt_id" in attributes(written)
-
-
-def spans_below(received: Spans, root: bytes) -> Spans:
-    found: Spans = []
-    above = {root}
-    while True:
-        below = [(service, span) for service, span in received if span.parent_span_id in above]
-        if not below:
-            return found
-        found += below
-        above = {span.span_id for _, span in below}
+    ids = {span.span_id for _, span in batch}
+    assert {name for name, span in batch if span.parent_span_id not in ids} == {"metatxn-spark"}
