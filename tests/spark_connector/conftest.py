@@ -10,6 +10,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -58,19 +59,31 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class Dev:
+    """A `metatxn dev` that runs as it does for users: the coordinator's URL, and the address for Kafka clients."""
+
+    url: str
+    kafka: str
+
+
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The coordinator's URL of a `metatxn dev` that runs as it does for users."""
+def url(dev: Dev) -> str:
+    return dev.url
+
+
+@pytest.fixture(scope="session")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     directory = tmp_path_factory.mktemp("metatxn")
-    port, broker_port = free_port(), free_port()
+    port, broker_port, kafka_port = free_port(), free_port(), free_port()
     command = [str(Path(sys.executable).with_name("metatxn")), "dev", "--data-dir", str(directory / "data")]
-    command += ["--port", str(port), "--broker-port", str(broker_port)]
+    command += ["--port", str(port), "--broker-port", str(broker_port), "--kafka-port", str(kafka_port)]
     log = directory / "dev.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         _wait_until_ready(process, [port, broker_port], log)
-        yield f"http://127.0.0.1:{port}"
+        yield Dev(f"http://127.0.0.1:{port}", f"127.0.0.1:{kafka_port}")
     finally:
         process.send_signal(signal.SIGINT)
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -19,7 +21,8 @@ from spark_connector.filtering_reader import FilteringReader
 from spark_connector.options import read_options
 from spark_connector.reader import BatchReader, dataframe_schema
 from spark_connector.stream_reader import StreamReader
-from tests.spark_connector.conftest import TopicFactory
+from tests.servers import START_TIMEOUT_S
+from tests.spark_connector.conftest import Dev, TopicFactory
 
 
 def read(spark: SparkSession, url: str, topics: str, **options: str) -> DataFrame:
@@ -68,6 +71,36 @@ def test_a_snapshot_is_one_cut_through_all_topics(
     both = f"{a},{b}"
     assert ids(read(spark, url, both, isolation="snapshot", revision=str(revision))) == [1, 2]
     assert ids(read(spark, url, both, isolation="snapshot")) == [1, 2, 3, 4]
+
+
+def test_what_a_kafka_client_has_written(spark: SparkSession, dev: Dev, client: metatxn.Client) -> None:
+    """Its committed messages, as they are: Kafka's clients send bytes."""
+    client.create_topic("of-kafka", segments=2, format="kafka")
+    client.publish("of-kafka", {"id": 0}, "by REST", producer="p", sequence=0)
+    producer = Producer({"bootstrap.servers": dev.kafka, "transactional.id": "a job", "compression.type": "zstd"})
+    producer.init_transactions(START_TIMEOUT_S)
+    for committed in (True, False):
+        producer.begin_transaction()
+        producer.produce("of-kafka", key="a key", value=json.dumps({"id": 1}), headers={"h": b"x"})
+        producer.produce("of-kafka", key=b"\xff", value=b"\x00\xff", partition=1)
+        producer.produce("of-kafka", key="gone", value=None)
+        producer.flush(START_TIMEOUT_S)
+        producer.commit_transaction() if committed else producer.abort_transaction()
+    rows = read(spark, dev.url, "of-kafka", includeMetadata="true").collect()
+    assert sorted((row["key"], row["value"], tuple(row["properties"].items())) for row in rows if row["value"]) == [
+        ("\\xff", b"\x00\xff", ()),
+        ("a key", b'{"id": 1}', (("h", "x"),)),
+        ("by REST", b'{"id":0}', (("content-type", "application/json"),)),
+    ]
+    assert [row["key"] for row in rows if row["value"] is None] == ["gone"]
+    assert len({row["__txn_id"] for row in rows}) == 2
+    pages = [
+        httpx.get(f"{dev.url}/console/topics/of-kafka/messages", params={"segment": each.segment, "show": "all"}).text
+        for each in client.topic("of-kafka").segments
+    ]
+    shown = "".join(pages)
+    assert shown.count(">a key<") == 2 and shown.count(">gone<") == 2 and shown.count(">by REST<") == 1
+    assert shown.count(">aborted<") == 3
 
 
 def test_metadata_columns(spark: SparkSession, url: str, client: metatxn.Client, topic: TopicFactory) -> None:
