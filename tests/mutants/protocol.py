@@ -538,6 +538,14 @@ PROTOCOL = (
         "passing",
     ),
     Mutant(
+        "stays-with-a-coordinator-that-cannot-serve",
+        "a client tries another coordinator where one has lost its store",
+        "metatxn/cluster.py",
+        "        return self._directory.last(self._role, url)\n",
+        "        return False\n",
+        "library",
+    ),
+    Mutant(
         "lost-ack-between-brokers-is-denied",
         "5.10: an acknowledgement whose answer was lost between brokers is unknown",
         "participants/broker/peers.py",

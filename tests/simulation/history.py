@@ -21,6 +21,7 @@ from metastore.txn import paths
 from metastore.txn.records.transactions import GcHorizon, Header, TransactionKey
 from metastore.types import Changes, Event, Revision
 from tests.simulation.efforts import Effort
+from tests.simulation.transport import Stays
 
 _WITH_STATES = (
     paths.TOPICS,
@@ -351,6 +352,8 @@ class History:
     handed_out: list[HandedOut] = field(default_factory=list)
     efforts: list[Effort] = field(default_factory=list)
     """Of each request to a coordinator."""
+    stays: list[Stays] = field(default_factory=list)
+    """Of each client of the library."""
     reads: list[Read] = field(default_factory=list)
     snapshots: list[list[Read]] = field(default_factory=list)
     """Each is all pages of all segments at one revision."""

@@ -16,6 +16,7 @@ import pytest
 from metastore.txn import paths
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
+from metatxn.transport.api import Answer, Headers, Request
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
 from tests.simulation.checkers import CHECKERS, judge
@@ -43,9 +44,11 @@ from tests.simulation.history import (
     Write,
     connection,
 )
+from tests.simulation.transport import Stays
 
 TOPIC, MARKS = "public/default/t", "public/default/marks"
 SEGMENT, MARKS_SEGMENT = "segment://public/default/t/0000-ffff-0", "segment://public/default/marks/0000-ffff-0"
+_COMMIT = Request("POST", "http://coordinator-1/v1/txns/1/commit", Headers(), b"{}", 1, 1, 1)
 T1, T2, T3 = (f"{number:032x}" for number in (1, 2, 3))
 
 
@@ -101,6 +104,11 @@ def true_story() -> History:
         Effort("POST http://coordinator-1/v1/txns", writes=20),
         Effort("DELETE http://broker-1/v1/topics/t", writes=200, overtaken=5),
     ]
+    history.stays.append(Stays())
+    for base, other in (("coordinator-1", "coordinator-2"), ("coordinator-2", "coordinator-1")):
+        sent = replace(_COMMIT, url=f"http://{base}/v1/txns/{T1}/commit")
+        history.stays[0].sends(sent, [f"http://{other}"])
+        history.stays[0].answered(sent, Answer("POST", sent.url, 503), 0.5)
     history.ends = [End(T1, True, "client", outcome=Outcome.OK), End(T2, True, "client", ("w",), outcome=Outcome.OK)]
     history.closed = {T1: 5.0, T2: 6.0, T3: 7.0}
     history.collected = {T1: (40, 30), T2: (41, 30), T3: (42, 30)}
@@ -190,6 +198,11 @@ def endless_request(history: History) -> None:
 
 def request_that_is_overtaken_for_ever(history: History) -> None:
     history.efforts.append(Effort("PATCH http://broker-1/v1/topics/t", writes=1_000, overtaken=1_000))
+
+
+def client_that_stays(history: History) -> None:
+    history.stays[0].answered(_COMMIT, Answer("POST", _COMMIT.url, 503), 1.0)
+    history.stays[0].sends(_COMMIT, ["http://coordinator-1", "http://coordinator-2"])
 
 
 def aborted_entry(history: History) -> None:
@@ -677,6 +690,7 @@ LIES: dict[str, list[Lie]] = {
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
     "no request tries for ever": [endless_request, request_that_is_overtaken_for_ever],
+    "no client stays with who cannot serve": [client_that_stays],
     "acknowledged exactly when there is an output": [
         *(input_without_output, letter_again, delivered_after_all),
         *(never_delivered_early, delivered_too_often),

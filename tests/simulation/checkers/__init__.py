@@ -37,6 +37,7 @@ from tests.simulation.checkers import (
     repeated_writes,
     retries,
     snapshots,
+    stays,
     transformed,
 )
 from tests.simulation.history import History
@@ -57,6 +58,7 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "who follows a topic misses nothing": browsing.check,
     "ends are idempotent": ends.check,
     "no request tries for ever": efforts.check,
+    "no client stays with who cannot serve": stays.check,
     "acknowledged exactly when there is an output": consumption.check,
     "order per key, at one consumer": by_key.check,
     "no delivery before its time": early_deliveries.check,

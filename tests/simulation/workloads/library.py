@@ -68,12 +68,16 @@ class User(Actor):
 
     def _connect(self, name: str) -> AsyncClient:
         cluster = self.workload.cluster
-        return connect_async(
+        transport = SimulatedTransport(cluster.network)
+        library = connect_async(
             self.random.choice((*cluster.coordinator_urls, *cluster.broker_urls)),
             request_timeout_s=REQUEST_TIMEOUT_S,
-            transport=SimulatedTransport(cluster.network),
+            transport=transport,
             randomness=self.workload.world.generator(name),
         )
+        transport.known = lambda: library._connection.directory._urls.get("coordinator", ())
+        self.history.stays.append(transport.stays)
+        return library
 
     def outcome_of(self, error: MetatxnError) -> Outcome:
         """What may be believed: a copy that a proxy has made of a request may arrive when the client was refused."""
