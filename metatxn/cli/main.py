@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -12,26 +13,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from metatxn.cli import (
-    audit_log,
-    backup,
-    broker,
-    doctor,
-    key,
-    policy,
-    quota,
-    schema,
-    segment,
-    serve,
-    status,
-    store,
-    subscription,
-    tokens,
-    topic,
-    txn,
-    upgrade,
-)
 from metatxn.cli.completion import words_of_bash
+from metatxn.cli.loaded import CommandSource, group_of
 from metatxn.cli.options import DEFAULT_URL, CliError, Interrupted, Shared
 from metatxn.cli.output import CANNOT_BE_WRITTEN, Output, print_error, print_error_as_json
 from metatxn.cli.settings import load_settings, profile_of, use_settings
@@ -45,7 +28,87 @@ EXIT_INTERRUPTED = 130
 _SHORT_OUTPUT = re.compile(r"-[fy]*o=?(.*)", re.DOTALL)
 """`-o json`, `-ojson`, and behind other options of one letter: `-fo json`."""
 
+
+def _dev(part: typer.Typer) -> None:
+    from metatxn.cli import serve
+
+    example = "Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471"
+    part.command(context_settings=serve.FROM_ENVIRONMENT, epilog=example)(serve.dev)
+
+
+def _coordinator(part: typer.Typer) -> None:
+    from metatxn.cli import serve
+
+    example = "Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod"
+    part.command(context_settings=serve.FROM_ENVIRONMENT, epilog=example)(serve.coordinator)
+
+
+def _status(part: typer.Typer) -> None:
+    from metatxn.cli.status import status
+
+    part.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status)
+
+
+def _doctor(part: typer.Typer) -> None:
+    from metatxn.cli.doctor import doctor
+
+    part.command(epilog="Example: metatxn doctor --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(doctor)
+
+
+def _audit_log(part: typer.Typer) -> None:
+    from metatxn.cli.audit_log import audit_log
+
+    example = "Example: metatxn audit-log --all --verb topic.delete --principal ada"
+    part.command("audit-log", epilog=example)(audit_log)
+
+
+def _restore(part: typer.Typer) -> None:
+    from metatxn.cli import backup
+
+    part.command("restore", epilog=backup.RESTORE_EXAMPLE)(backup.restore_backup)
+
+
+def _group(name: str, about: str, module: str | None = None) -> CommandSource:
+    """The group of commands that a module of the same name has, unless that has another one."""
+
+    def add(part: typer.Typer) -> None:
+        part.add_typer(importlib.import_module(f"metatxn.cli.{module or name}").app, name=name)
+
+    return CommandSource(about, add)
+
+
+COMMANDS = {
+    "dev": CommandSource("Run a coordinator and a broker in one process.", _dev),
+    "coordinator": CommandSource("Run a coordinator until Ctrl-C.", _coordinator),
+    "status": CommandSource("Show the services, the store, what is open, and what is wrong.", _status),
+    "doctor": CommandSource("Check everything that may be set up wrongly, and say what to do.", _doctor),
+    "audit-log": CommandSource("Print the audit log of the service at --url, the latest line first.", _audit_log),
+    "restore": CommandSource(
+        "Restore a backup into an empty cluster, of any kind of store and storage, before its first process starts.",
+        _restore,
+    ),
+    "backup": _group(
+        "backup", "Back up the metadata store and all ledgers while the cluster serves; list and verify backups."
+    ),
+    "broker": _group("broker", "Run a broker until Ctrl-C, or list and drain brokers with the commands below."),
+    "txn": _group("txn", "Begin, end and show transactions."),
+    "topic": _group("topic", "Create, show and change topics; send and read messages."),
+    "segment": _group(
+        "segment", "Show segments and what is stored in them, and delete those that nothing needs any more."
+    ),
+    "subscription": _group("subscription", "Create, show and drop subscriptions."),
+    "policy": _group("policy", "Show and set the policies of namespaces and of the cluster."),
+    "schema": _group("schema", "Show, check and set the schema of a topic: its columns, with their versions."),
+    "quota": _group("quota", "Show and set how much a principal may use of the cluster in a second."),
+    "key": _group("key", "Take over, show, fence and delete transaction keys."),
+    "store": _group("store", "Show, check and recover a metadata store."),
+    "token": _group("token", "Create tokens for --token-file, and see what a token may do.", module="tokens"),
+    "upgrade": _group(
+        "upgrade", "Show and raise the cluster version, after every process was restarted with a new release."
+    ),
+}
 app = typer.Typer(
+    cls=group_of(COMMANDS),
     name="metatxn",
     help="Transactions over many streams, decided by one compare-and-set in a metadata store.",
     epilog="""Try it: `metatxn dev` in one terminal. In another: `metatxn topic create orders`, """
@@ -55,34 +118,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # our texts use literal brackets
 )
-app.command(
-    context_settings=serve.FROM_ENVIRONMENT,
-    epilog="Example: metatxn dev --data-dir /tmp/try --port 8470 --broker-port 8471",
-)(serve.dev)
-app.command(
-    context_settings=serve.FROM_ENVIRONMENT,
-    epilog="Example: metatxn coordinator --store etcd://10.0.0.1:2379,10.0.0.2:2379/prod",
-)(serve.coordinator)
-app.command(epilog="Example: metatxn status || metatxn status -o json | jq .problems")(status.status)
-app.command(epilog="Example: metatxn doctor --store etcd://10.0.0.1:2379 --data-dir /var/lib/metatxn")(doctor.doctor)
-app.command("audit-log", epilog="Example: metatxn audit-log --all --verb topic.delete --principal ada")(
-    audit_log.audit_log
-)
-app.command("restore", epilog=backup.RESTORE_EXAMPLE)(backup.restore_backup)
-store.app.command("restore", hidden=True)(backup.restore_backup)  # for whoever looks for it there
-app.add_typer(backup.app, name="backup")
-app.add_typer(broker.app, name="broker")
-app.add_typer(txn.app, name="txn")
-app.add_typer(topic.app, name="topic")
-app.add_typer(segment.app, name="segment")
-app.add_typer(subscription.app, name="subscription")
-app.add_typer(policy.app, name="policy")
-app.add_typer(schema.app, name="schema")
-app.add_typer(quota.app, name="quota")
-app.add_typer(key.app, name="key")
-app.add_typer(store.app, name="store")
-app.add_typer(tokens.app, name="token")
-app.add_typer(upgrade.app, name="upgrade")
 
 
 def _print_version(wanted: bool) -> None:

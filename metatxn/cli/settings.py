@@ -96,7 +96,8 @@ def profile_of(path: Path, tables: Mapping[str, Any], name: str | None) -> dict[
 
 def use_settings(context: typer.Context, path: Path, tables: Mapping[str, Any], profile: Mapping[str, str]) -> None:
     """Hand the settings to the commands below `context`, as defaults of their options. Raises `CliError`."""
-    defaults: dict[str, Any] = {name: _of_server(context, path, name, tables.get(name, {})) for name in SERVERS}
+    set_here = [name for name in SERVERS if tables.get(name)]
+    defaults: dict[str, Any] = {name: _of_server(context, path, name, tables[name]) for name in set_here}
     if "store" in profile:
         for command in TAKE_A_STORE:
             place = defaults

@@ -13,6 +13,7 @@ import structlog
 import typer
 
 from metatxn.cli import services
+from metatxn.cli.backup import restore_backup
 from metatxn.cli.consent import counted
 from metatxn.cli.logs import LogOption, set_up_logs
 from metatxn.cli.options import CliError, OutputOption, output_of
@@ -40,6 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(epilog=EXAMPLE)(recover)
+app.command("restore", hidden=True)(restore_backup)  # for those who look for it here
 StoreOption = Annotated[
     str,
     typer.Option(

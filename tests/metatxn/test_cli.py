@@ -22,9 +22,12 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
+from typer.core import TyperCommand
 
 import metatxn
 from metatxn.cli import topic as topic_commands
+from metatxn.cli.main import COMMANDS, app
 from metatxn.cli.output import TIMES
 from metatxn.cli.times import duration_option, milliseconds_of
 from metatxn.wire.coordinator import TransactionHeader, TransactionKeyInfo
@@ -536,6 +539,18 @@ def test_a_key_needs_its_epoch(ask: Callable[..., Any], cli: Run) -> None:
 def test_help_without_arguments() -> None:
     assert "Usage" in run_here().stdout + run_here().stderr
     assert run("--version").stdout == f"metatxn {version('metatxn')}\n"
+
+
+def test_the_help_loads_no_command_and_says_of_each_what_that_says_itself() -> None:
+    code = "import sys; from metatxn.cli.main import run; run(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "metatxn.cli.main" in loaded and not {"metatxn.wire.broker", "pyarrow", "aiohttp"} & loaded
+    assert not [each for each in COMMANDS if f"metatxn.cli.{each}" in loaded]
+    loaded_ones: Any = typer.main.get_command(app)
+    for name, command in loaded_ones.commands.items():
+        said = TyperCommand(name, help=COMMANDS[name].about)
+        assert command.get_short_help_str(1_000) == said.get_short_help_str(1_000)
 
 
 INTERRUPTED_WHILE_LOADING = """
