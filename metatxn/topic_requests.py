@@ -180,6 +180,12 @@ class TopicRequests:
         call = Call("GET", path_of("segments", segment_id, "position"), {"at_ms": milliseconds("at", at)})
         return parsed(PositionAnswer, await self._connection.owner_of(segment_id, call))
 
+    async def position_before(self, segment_id: str, before: str, entries: int = 1) -> PositionAnswer:
+        """The position of the first of the last `entries` entries of a segment (at most 1,000) before a position; where
+        reading begins if there are none. Raises `NotFound`."""
+        call = Call("GET", path_of("segments", segment_id, "position"), {"before": before, "entries": entries})
+        return parsed(PositionAnswer, await self._connection.owner_of(segment_id, call))
+
     async def split_segment(self, segment_id: str, at: int | None = None) -> list[str]:
         """Seal a segment and return the two children that take over: one for the hashes below `at`, one for those from
         `at` on (default: the middle). Producers and readers find them by themselves. Raises `SegmentSealed`."""

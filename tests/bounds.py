@@ -144,7 +144,7 @@ AS_THEY_ARE: Mapping[str, Sequence[str]] = {
         "participants.common.traffic: MAX_TOPICS",
         "participants.common.horizon_lags: MAX_SEGMENT_SERIES",
         "participants.topic.subscription_metrics: MAX_SUBSCRIPTIONS",
-        "participants.api.queries: MAX_WAIT_MS MAX_READ_BYTES",
+        "participants.api.queries: MAX_WAIT_MS MAX_READ_BYTES MAX_ENTRIES_BACK",
         "participants.api.append_routes: MAX_NUMBER",
         "participants.messages.read_holds: MAX_HOLDS",
         "participants.messages.schemas: MAX_SCHEMA_BYTES",

@@ -19,6 +19,7 @@ from metatxn.cli.topic import AT_ONCE, SegmentArgument, shown
 from metatxn.stored.files import FILE_FORMS, json_line
 from metatxn.stored.looking import StoredMessage
 from metatxn.wire.names import topic_of_segment
+from metatxn.wire.position import Position
 from metatxn.words import count_text
 
 MOST_IN_A_FILE = 100_000
@@ -33,6 +34,10 @@ def stored(
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"Begin with what was published since {TIME_HELP}.")
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=1000, help="Begin with the last N entries; one may have many messages."),
     ] = None,
     readable: Annotated[bool, typer.Option("--readable", help="Only what readers see.")] = False,
     key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
@@ -54,8 +59,9 @@ def stored(
     """Look at what is stored in a segment, also at messages of open and aborted transactions. Each has a state: readers
     see what is readable; what is undecided, and what waits behind it, they may see later; what is aborted, void or
     skipped, never. Nothing is acknowledged."""
-    if after is not None and since is not None:
-        raise CliError("--since: --after gives a place, too. Give one of them.")
+    places = [name for name, given in (("--after", after), ("--since", since), ("--last", last)) if given is not None]
+    if len(places) > 1:
+        raise CliError(f"{places[1]}: {places[0]} gives a place, too. Give one of them.")
     if to is not None and to.suffix[1:] not in FILE_FORMS:
         raise CliError(f"--to: {to} does not end in one of {', '.join(f'.{form}' for form in FILE_FORMS)}.")
     if to is not None and to.exists():
@@ -63,6 +69,9 @@ def stored(
     with session.connect() as client, ProgressLine("messages") as progress:
         if since is not None:
             after = client.position_at(segment, time_of("--since", since)).after
+        elif last is not None:
+            end = Position.parse(client.segment(segment, max_open=0).last_position).next
+            after = client.position_before(segment, str(end), last).after
         found = client.stored_messages(segment, after=after, everything=not readable, key=key, where=where)
         if to is None:
             _print(session, segment, itertools.islice(found, limit), progress)

@@ -109,6 +109,7 @@ class Client(Facade[AsyncClient]):
     set_schema = blocking(AsyncClient.set_schema)
     segment = blocking(AsyncClient.segment)
     position_at = blocking(AsyncClient.position_at)
+    position_before = blocking(AsyncClient.position_before)
     split_segment = blocking(AsyncClient.split_segment)
     merge_segments = blocking(AsyncClient.merge_segments)
     seal_segment = blocking(AsyncClient.seal_segment)

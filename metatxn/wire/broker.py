@@ -301,8 +301,8 @@ class OpenTransaction(BaseModel):
 
 
 class PositionAnswer(BaseModel):
-    """A position in a segment by time: `position` is that of the first entry that was published at the time or later,
-    or of the next one to come; a read with `after` begins with it."""
+    """A position in a segment: that of the first entry that was published at a time or later, or of the next one to
+    come; or that of the first of the last entries before a position. A read with `after` begins with it."""
 
     model_config = example(position="7:12", after="7:11")
 

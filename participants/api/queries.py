@@ -26,6 +26,7 @@ def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
 
 MAX_WAIT_MS = 60_000
 MAX_READ_BYTES = 16 << 20
+MAX_ENTRIES_BACK = 1_000
 PlaceQuery = Annotated[
     Any,
     parsed_by(place_or_time),

@@ -50,6 +50,7 @@ from participants.api.layout_routes import add_layout_routes
 from participants.api.page_routes import add_page_route
 from participants.api.policy_routes import add_policy_routes
 from participants.api.queries import (
+    MAX_ENTRIES_BACK,
     ColumnsQuery,
     MaxBytesQuery,
     PageTokenQuery,
@@ -203,10 +204,17 @@ def _position_route(api: APIRouter, broker: Broker) -> None:
     )
     async def get_position(
         segment: PathText,
-        at_ms: Annotated[int, Query(ge=0, le=MAX_TIME_MS, description="Milliseconds since 1970-01-01 UTC.")],
+        at_ms: Annotated[
+            int | None, Query(ge=0, le=MAX_TIME_MS, description="Milliseconds since 1970-01-01 UTC.")
+        ] = None,
+        before: Annotated[Any, parsed_by(Position.parse), Query(description="A position, exclusive")] = None,
+        entries: Annotated[int, Query(ge=1, le=MAX_ENTRIES_BACK, description="How many entries before it.")] = 1,
     ) -> PositionAnswer:
-        """Find the first entry that was published at a time or later."""
-        found = await (await broker.segment(segment)).reader.position_at(at_ms)
+        """Find the first entry that was published at a time or later, or count entries backwards from a position."""
+        if (at_ms is None) == (before is None):
+            raise errors.InvalidArgument("at_ms: give either at_ms or before", field="at_ms")
+        reader = (await broker.segment(segment)).reader
+        found = await (reader.position_at(at_ms) if at_ms is not None else reader.position_before(before, entries))
         return PositionAnswer(position=str(found), after=str(found.before))
 
     @api.get(

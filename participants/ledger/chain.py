@@ -45,6 +45,18 @@ class LedgerChain:
                 found = ledger.last if ledger.id < position.ledger else min(ledger.last, position.before)
         return found
 
+    def entries_before(self, position: Position, count: int) -> Position:
+        """The first of the last `count` durable entries below `position` that may be read and were not left out of
+        their ledger. If there are none, where reading begins."""
+        found, start = self.start.next, self.start
+        for ledger in reversed(self.ledgers):
+            if start.ledger <= ledger.id <= position.ledger:
+                first = start.entry + 1 if ledger.id == start.ledger else 0
+                end = min(ledger.entries, max(position.entry, 0) if ledger.id == position.ledger else ledger.entries)
+                while count and (entry := ledger.kept_below(end)) >= first:
+                    found, end, count = Position(ledger.id, entry), entry, count - 1
+        return found
+
     @property
     def last_durable(self) -> Position:
         """The last durable entry of the newest ledger, or the position before its first entry if it is empty."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -130,6 +131,13 @@ class ReadableLedger(ABC):
     @abstractmethod
     def last_kept(self) -> int:
         """The last entry that was not left out, or -1."""
+
+    def kept_below(self, entry: int) -> int:
+        """The last entry below this one that was not left out, or -1. There is an entry right below it, unless it is
+        the first."""
+        if entry == 0 or self.first_kept(entry - 1) == entry - 1:
+            return entry - 1
+        return bisect_right(range(entry), entry - 1, key=self.first_kept) - 1
 
     @property
     def first(self) -> Position:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -223,6 +222,13 @@ class SegmentReader:
 
         return Position(ledger.id, ledger.first_kept(await _bisected(first, ledger.last_kept, is_before)))
 
+    async def position_before(self, before: Position, entries: int) -> Position:
+        """The position of the first of the last `entries` entries below `before` that can be read: those that were left
+        out of their ledger do not count. If there are none, where reading begins. Raises STORE_UNAVAILABLE and the
+        store's errors."""
+        await self.assert_owned(STALE_READ_S)
+        return self._segment.ledgers.entries_before(before, entries)
+
     async def _published_ms(self, ledger: ReadableLedger, entry: int) -> int:
         """When the first entry from this one on was published; there is one."""
         return (await self.frame_at(Position(ledger.id, ledger.first_kept(entry)))).publish_ms
@@ -242,7 +248,7 @@ class SegmentReader:
         async def read() -> list[RawFrame]:
             chain = self._segment.ledgers
             ledger = next(each for each in chain.ledgers if each.id == chain.start.ledger)
-            kept = bisect_right(range(chain.start.entry + 1), chain.start.entry, key=ledger.first_kept) - 1
+            kept = ledger.kept_below(chain.start.entry + 1)
             return await ledger.read(kept, 1) if kept >= 0 else []
 
         frames = await self._from_storage(self._segment.ledgers.start, read)

@@ -30,9 +30,11 @@ from tests.console.cluster import ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.forms import Sender
 from tests.console.life import HOSTILE, RIGHT_TO_LEFT, SCRIPT
+from tests.metatxn.waiting import eventually
 
 _ROW = re.compile(r'<tr[^>]*>\s*<td class="mono">(\d+:\d+).*?</tr>', re.DOTALL)
 _STATE = re.compile(r'class="state \w+">(\w+)<')
+_OLDER = re.compile(r'href="/console([^"]+)">(?:Older page|Look further back)')
 _NEXT = re.compile(r'href="/console([^"]+)">(?:Next page|Look on)')
 _DOWNLOAD = re.compile(r'href="/console([^"]+as=(\w+))" download')
 
@@ -41,6 +43,11 @@ def states(text: str) -> list[str]:
     """What readers see of each row."""
     found = [_STATE.search(row[0]) for row in _ROW.finditer(text)]
     return [each[1] for each in found if each is not None]
+
+
+def numbers(text: str) -> list[int]:
+    """The values `{"n": …}` of a page."""
+    return [int(each) for each in re.findall(r"\bn: (\d+)", text)]
 
 
 def test_everything_is_shown_with_what_readers_see_of_it(sender: Sender, client: metatxn.Client) -> None:
@@ -125,6 +132,36 @@ def test_pages_have_every_message_once(
     assert [base64.b64decode(each).decode() for each in downloaded] == everything
 
 
+@pytest.mark.parametrize("where", ["", "&where=n+>=+0"])
+def test_older_pages_lead_back_to_the_first_message(
+    sender: Sender, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Also over entries that readers never see; each is followed by the one from which it was reached."""
+    monkeypatch.setattr(looking, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(looking, "MOST_ENTRIES_LOOKED_AT", 5)
+    topic = f"older-{bool(where)}"
+    client.create_topic(topic)
+    with client.producer(topic) as producer:
+        for number in range(23):
+            txn = client.begin() if 6 <= number < 14 else None
+            producer.send({"n": number}, txn=txn).result()
+            if txn is not None:
+                txn.abort()
+    (segment,) = [each.segment for each in client.topic(topic).segments]
+    eventually(lambda: client.segment(segment).open_count, 0)
+    path, pages = f"/topics/{topic}/messages?{where}", list[list[int]]()
+    while path:
+        text = sender.get(path).text
+        pages.append(numbers(text))
+        if len(pages) > 1:
+            following = _NEXT.search(text)
+            assert following is not None
+            assert numbers(sender.get(html.unescape(following[1])).text)[: len(pages[-2])] == pages[-2]
+        older = _OLDER.search(text)
+        path = html.unescape(older[1]) if older else ""
+    assert pages == [[18, 19, 20, 21, 22], [14, 15, 16, 17], [], [3, 4, 5], [0, 1, 2]]
+
+
 def test_those_that_match_are_found_by_bounded_work(
     sender: Sender, client: metatxn.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +227,7 @@ def test_messages_are_found_by_their_time(sender: Sender, client: metatxn.Client
         ("at=yesterday", 422, "Time: &#39;yesterday&#39; is not a time"),
         ("at=2026-01-01", 422, "time zone"),
         ("after=1:0&skip=-1", 422, "skip"),
+        ("before=yesterday", 422, "before: &#39;yesterday&#39; is not a position"),
         ("where=amount", 422, "where: it ends where"),
         ("where=amount+%3D+<script>", 422, "is not a value"),
     ],

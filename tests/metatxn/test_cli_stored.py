@@ -69,6 +69,8 @@ def test_everything_that_is_stored_is_listed_with_its_state(
         (("--limit", "2"), [0, 1]),
         (("--since", "1h", "--limit", "1"), [0]),
         (("--since", "2100-01-01T00:00:00Z"), []),
+        (("--last", "3", "--limit", "2"), [2, 3]),
+        (("--last", "1000", "--readable"), [0, 2]),
     ],
 )
 def test_what_is_looked_for_is_chosen(

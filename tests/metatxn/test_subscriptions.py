@@ -8,7 +8,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 import metatxn
 from metatxn.transport.api import Answer, NoAnswer, Request
 from metatxn.transport.pool import HttpTransport
+from metatxn.wire.position import Position
 from tests.metatxn.command_line import Done, run_here
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.waiting import eventually, values
@@ -157,19 +158,34 @@ def test_many_messages_at_once_and_a_silent_consumer_with_a_short_session(
         second.receive_many(0)
 
 
+def later_ms() -> datetime:
+    """The time, in another millisecond than the one in which this was called."""
+    called = datetime.now(UTC)
+    while (now := datetime.now(UTC)) - called < timedelta(milliseconds=1):
+        pass
+    return now
+
+
 def test_a_subscription_moves_under_its_consumers(client: metatxn.Client, new_topic: NewTopic) -> None:
     topic = new_topic()
     send(client, topic, *range(3))
-    between = datetime.now(UTC)
+    between = later_ms()
     (segment,) = [each.segment for each in client.topic(topic).segments]
-    assert client.position_at(segment, between).after == client.segment(segment).last_position
+    last = client.segment(segment).last_position
+    assert client.position_at(segment, between).after == last
+    end = str(Position.parse(last).next)
+    assert client.position_before(segment, end).position == last
+    assert client.position_before(segment, end, entries=9).after == "1:-1"
+    with pytest.raises(metatxn.InvalidArgument, match="entries"):
+        client.position_before(segment, last, entries=1_001)
+    with pytest.raises(metatxn.InvalidArgument, match="before"):
+        client.position_before(segment, "yesterday")
     with client.subscribe(topic, "s") as consumer:
         messages = taken(consumer)
         consumer.acknowledge(messages)
         assert client.seek(topic, "s", "earliest").segments[0].backlog == 3
         assert [message.value for message in taken(consumer)] == [0, 1, 2]
-        while between >= datetime.now(UTC):
-            pass
+        later_ms()
         send(client, topic, 3)
         txn = client.begin()
         consumer.acknowledge(messages[0], txn)

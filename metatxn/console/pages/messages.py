@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -33,7 +33,7 @@ COLOURS = {"readable": "ok", "undecided": "warn", "waits": "info"}
 MOST_OWN = 20
 MOST_OF_KEY = 10
 FILTERS = ("segment", "show", "key", "where")
-PLACES = ("at", "after", "skip")
+PLACES = ("at", "after", "before", "skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,13 @@ class Asked:
         if place is not None and place.skip:
             at["skip"] = str(place.skip)
         return f"{self.path}?{urlencode({**self.filters, **at, **more})}"
+
+    def older(self, start: PageStart, detail: SegmentDetail) -> str | None:
+        """The address of the page of what was stored before this one, if there is something."""
+        begins = min(start.after, Position.parse(detail.last_position)).next
+        if start.skip:
+            begins = begins.next
+        return self.url(before=str(begins)) if begins > Position.parse(detail.first_position) else None
 
     @property
     def columns(self) -> list[str]:
@@ -102,7 +109,7 @@ class MessageRows:
 async def messages(visit: Visit) -> Response:
     asked = await _asked(visit)
     if visit.by_script:  # it asks whether the page can be shown
-        await _place(visit, asked, await visit.client.segment(asked.segment, max_open=0))
+        await _stretch(visit, asked, await visit.client.segment(asked.segment, max_open=0))
         return Response()
     offered = {} if is_live(visit.request) else await _offered(visit, asked)
     seen: tuple[object, Values] = None, {}
@@ -113,11 +120,13 @@ async def messages(visit: Visit) -> Response:
         detail = await visit.client.segment(asked.segment, max_open=0)
         ends = (detail.first_position, detail.max_read_position, detail.last_position)
         if seen[0] != ends or asked.wanted.everything:
-            place = await _place(visit, asked, detail)
+            start, until = await _stretch(visit, asked, detail)
             rows, horizon = MessageRows(asked.columns[:MOST_COLUMNS]), Position.parse(detail.max_read_position)
-            found = await look_through(visit.client, asked.segment, place, horizon, asked.wanted, fits=rows.fits)
-            shown = _shown(asked, found, rows.rows, detail)
-            seen = ends, {**offered, **shown, "downloads": _downloads(asked, place, found)}
+            found = await look_through(visit.client, asked.segment, start, horizon, asked.wanted, until, rows.fits)
+            if until is not None and found.next is None:
+                found = replace(found, next=PageStart(until))
+            shown = _shown(asked, start, found, rows.rows, detail)
+            seen = ends, {**offered, **shown, "downloads": _downloads(asked, start, found)}
         return seen[1]
 
     if asked.follows:
@@ -131,11 +140,11 @@ async def download_messages(visit: Visit) -> Response:
     if form not in FILE_FORMS:
         raise metatxn.InvalidArgument(f"as: {form!r} is not one of {', '.join(FILE_FORMS)}", field="as")
     detail = await visit.client.segment(asked.segment, max_open=0)
-    place = await _place(visit, asked, detail)
+    start, _ = await _stretch(visit, asked, detail)
     until = _position("until", visit.query("until"))
     horizon = Position.parse(detail.max_read_position)
     rows = MessageRows(asked.columns[:MOST_COLUMNS])
-    found = await look_through(visit.client, asked.segment, place, horizon, asked.wanted, until, rows.fits)
+    found = await look_through(visit.client, asked.segment, start, horizon, asked.wanted, until, rows.fits)
     return download(form, asked.topic, asked.segment, found.messages)
 
 
@@ -165,8 +174,16 @@ def _segments_of(topic: TopicInfo, key: str) -> list[str]:
     return [each.segment for each in sorted(found, key=lambda each: each.state != "active")]
 
 
-async def _place(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart:
-    """Where to begin: after a position, at a time, or else with the latest ones."""
+async def _stretch(visit: Visit, asked: Asked, detail: SegmentDetail) -> tuple[PageStart, Position | None]:
+    """Where a page begins: some entries before a position, after one, at a time, or else with the latest ones; and the
+    last position of the page, if that is known."""
+    if before := _position("before", visit.query("before")):
+        back = await visit.client.position_before(asked.segment, str(before), _latest(asked.wanted, detail))
+        return PageStart(Position.parse(back.after)), before.before if before.entry >= 0 else before
+    return await _start(visit, asked, detail), None
+
+
+async def _start(visit: Visit, asked: Asked, detail: SegmentDetail) -> PageStart:
     if after := _position("after", visit.query("after")):
         skip = visit.query("skip") or "0"
         if not skip.isascii() or not skip.isdigit() or len(skip) > 9:
@@ -195,7 +212,9 @@ def _position(name: str, text: str) -> Position | None:
         raise metatxn.InvalidArgument(f"{name}: {error}", field=name) from None
 
 
-def _shown(asked: Asked, found: LookedThrough, rows: Sequence[MessageRow], detail: SegmentDetail) -> Values:
+def _shown(
+    asked: Asked, start: PageStart, found: LookedThrough, rows: Sequence[MessageRow], detail: SegmentDetail
+) -> Values:
     columns = asked.columns
     return {
         "asked": asked,
@@ -205,6 +224,7 @@ def _shown(asked: Asked, found: LookedThrough, rows: Sequence[MessageRow], detai
         "rows": rows,
         "found": found,
         "first": asked.url(PageStart(Position.parse(detail.first_position).before)),
+        "older": asked.older(start, detail),
         "next": asked.url(found.next) if found.next is not None else None,
     }
 
@@ -214,11 +234,11 @@ def _cells(value: Any, columns: Sequence[str]) -> list[str]:
     return [cell_text(row.get(name)) for name in columns]
 
 
-def _downloads(asked: Asked, place: PageStart, found: LookedThrough) -> list[tuple[str, str]]:
+def _downloads(asked: Asked, start: PageStart, found: LookedThrough) -> list[tuple[str, str]]:
     """The address of each download, with its name. None of them contains what comes later."""
     if not found.messages:
         return []
-    pinned = asked.url(place, until=str(found.messages[-1].frame.position))
+    pinned = asked.url(start, until=str(found.messages[-1].frame.position))
     url = pinned.replace("/messages?", "/messages/download?", 1)
     return [(f"{url}&as={form}", each.name) for form, each in FILE_FORMS.items()]
 

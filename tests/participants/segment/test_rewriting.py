@@ -86,6 +86,12 @@ async def test_positions_are_as_before(world: World) -> None:
         Position(2, 0),
     ]
     assert await segment.reader.position_at(times[6] + 1_000) == Position(2, 1)
+    assert [await segment.reader.position_before(Position(2, 1), count) for count in range(1, 5)] == [
+        Position(2, 0),
+        Position(1, 5),
+        Position(1, 0),
+        Position(1, 0),
+    ]
 
 
 async def test_the_last_visible_entry_is_found_behind_what_was_left_out(world: World) -> None:

@@ -162,6 +162,27 @@ async def test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet(world: 
     held.go.set()
 
 
+@pytest.mark.parametrize("trimmed", [None, 4, 5])
+async def test_entries_are_counted_backwards_over_ledgers(world: World, trimmed: int | None) -> None:
+    node = await world.first_node()
+    segment = await node.open()
+    positions = [await publish(segment, str(number)) for number in range(3 * PER_LEDGER + 1)]
+    await rolled(segment)
+    if trimmed is not None:
+        await trim(segment, world.store, node.storage, positions[trimmed])
+        positions = positions[trimmed:]
+    reader, end = segment.reader, segment.ledgers.last_durable.next
+    for below, position in [*enumerate(positions), (len(positions), end)]:
+        for count_back in range(1, len(positions) + 2):
+            expected = positions[max(below - count_back, 0)]
+            assert await reader.position_before(position, count_back) == expected, (position, count_back)
+    beyond = Position(end.ledger + 1, 0)
+    assert await reader.position_before(beyond, 1) == await reader.position_before(end, 1) == positions[-1]
+    newest = segment.ledgers.ledgers[-1].first
+    assert await reader.position_before(newest.before, 1) == await reader.position_before(newest, 1)
+    assert await reader.position_before(Position(0, 5), 3) == segment.ledgers.start.next, "there is nothing before it"
+
+
 @pytest.mark.parametrize("trimmed", [None, 10, 29])
 async def test_a_time_is_found_with_a_few_reads_whatever_the_number_of_ledgers(
     world: World, monkeypatch: pytest.MonkeyPatch, trimmed: int | None
