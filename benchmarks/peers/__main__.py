@@ -20,6 +20,10 @@ producer each, and tasks of one asyncio client.
 *start*, *restart.* Each system alone: from nothing to the first commit, memory, and CPU when idle; and kill -9 with
 open transactions, until all of them are committed and read.
 
+*listener.* Kafka's client with all of them, with ours through the listener for Kafka clients: bulk, transactions of ten
+messages, one large transaction in batches of 16 KiB, as Java's client sends them, and what 1,000 connections that do
+nothing add to the memory.
+
 Java compiles itself while it works, so all systems work for a minute before they are measured; a Kafka that has just
 been started takes several times as much CPU. Named parts are measured alone. `--small` is a first look: two rounds, and
 less work in each, also of warming up.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import socket
+import struct
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -19,6 +20,8 @@ from benchmarks.peers.work import PATIENCE_S, WARM_UP, Found, Job, Meter, Times,
 
 FETCH = 10_000
 """Messages that a reader takes at once."""
+API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+"""A whole request of ApiVersions: its size, its key, its version, a number for the answer, and no name of a client."""
 
 
 def settings(address: str) -> dict[str, str | int]:
@@ -35,6 +38,7 @@ def transactional_producer_of(job: Job) -> Producer:
             **settings(job.address),
             "transactional.id": uuid.uuid4().hex,
             "transaction.timeout.ms": PATIENCE_S * 1000,
+            **({"batch.size": job.batch_bytes} if job.batch_bytes else {}),
         }
     )
     producer.init_transactions(PATIENCE_S)
@@ -94,13 +98,13 @@ def small(job: Job) -> Found:
             time.sleep(max(0.0, begun + number * pause_s - time.monotonic()))
             times.begun.append(time.monotonic())
             producer.begin_transaction()
-            for topic in job.topics:
+            for topic in job.topics * job.messages:
                 producer.produce(topic, numbered(first + number, job.size))
             times.ready.append(time.monotonic())
             producer.commit_transaction(PATIENCE_S)
             times.committed.append(time.monotonic())
 
-    with Watched(job, WARM_UP + 2 * job.count, len(job.topics)) as watched:
+    with Watched(job, WARM_UP + 2 * job.count, len(job.topics) * job.messages) as watched:
         run(0, WARM_UP, 0)
         with meter.running():
             run(WARM_UP, job.count, 0)
@@ -168,6 +172,33 @@ def write(job: Job) -> Found:
             count += work.MESSAGES_PER_TRANSACTION
         producer.flush(PATIENCE_S)
     return meter.each(count, 1e6) | {"count": count}
+
+
+def large(job: Job) -> Found:
+    """One transaction for so many seconds."""
+    (topic,), value = job.topics, b"x" * job.size
+    producer = transactional_producer_of(job)
+    count, meter = 0, Meter(job.pids)
+    with meter.running():
+        until = time.monotonic() + job.seconds
+        with _transaction(producer, transactional=True):
+            while time.monotonic() < until:
+                _produce(producer, topic, value)
+                count += 1
+    return meter.each(count, 1e6)
+
+
+def idle(job: Job) -> Found:
+    """So many connections, each of which has asked one thing, are open until they are told to close."""
+    host, _, port = job.address.partition(":")
+    with ExitStack() as connections:
+        for _ in range(job.count):
+            connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            connection.sendall(API_VERSIONS)
+            assert connection.recv(4), "the connection was closed"
+        work.say("open")
+        work.hear()
+    return {}
 
 
 @contextmanager

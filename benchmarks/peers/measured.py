@@ -22,11 +22,14 @@ class Measured:
     def runs(self, what: str, peer: str, key: str) -> list[float]:
         return [found[key] for found in self._found[what, peer]]
 
-    def figures(self, what: str, key: str, unit: str, title: str | None = None) -> Iterator[Figure]:
-        """Of every system that did it."""
+    def figures(
+        self, what: str, key: str, unit: str, title: str | None = None, at_most: dict[str, float] | None = None
+    ) -> Iterator[Figure]:
+        """Of every system that did it. The bars are by its name."""
         for doing, peer in self._found:
             if doing == what:
-                yield Figure(f"{what}: {title or key}, {peer}", self.runs(what, peer, key), unit)
+                bar = (at_most or {}).get(peer)
+                yield Figure(f"{what}: {title or key}, {peer}", self.runs(what, peer, key), unit, at_most=bar)
 
     def against(
         self,

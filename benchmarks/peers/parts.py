@@ -28,6 +28,8 @@ TABLES = ", tables"
 WARMING_PRODUCERS = 16
 LOADED_PRODUCERS = 64
 IDLE_S = 5.0
+IDLE_CONNECTIONS = 1_000
+JAVAS_BATCH_BYTES = 16_384
 CPU = ("client CPU", "server CPU")
 
 
@@ -52,11 +54,11 @@ Turn = Callable[[Peer, Size], dict[str, Found]]
 """What one system does in one round, by the names of what it does."""
 
 
-def rounds(directory: Path, size: Size, turns: dict[str, Turn]) -> Measured:
+def rounds(directory: Path, size: Size, turns: dict[str, Turn], listening: bool = False) -> Measured:
     """Each round has all systems do one thing in turn, then the next thing; each begins with another system. Before the
     first one, all are warmed up by concurrent producers: Java has to compile itself. Cold rounds do not count."""
     measured = Measured()
-    with running_peers(directory) as peers:
+    with running_peers(directory, listening=listening) as peers:
         for peer in peers:
             tell(0, size, "warming up", peer.name, loaded(peer, WARMING_PRODUCERS, size.warm_up_s))
         for number in range(1 - size.cold_rounds, size.rounds + 1):
@@ -263,6 +265,50 @@ def restart(directory: Path, size: Size) -> Iterator[Figure]:
         yield from measured.against(what, key)
 
 
+def listener(directory: Path, size: Size) -> Iterator[Figure]:
+    """Kafka's client with all of them."""
+    ten, big, connections = "transaction of ten messages", "one large transaction", "1,000 idle connections"
+
+    def bulk_turn(peer: Peer, size: Size, label: str, width: int) -> dict[str, Found]:
+        topics = fresh(peer, segments=BULK_SEGMENTS)
+        written = done(job("write", peer, topics, seconds=size.seconds, size=width))
+        return {
+            f"{label}, written": written,
+            f"{label}, read": done(job("read", peer, topics, count=int(written["count"]), size=width)),
+        }
+
+    def ten_turn(peer: Peer, size: Size) -> dict[str, Found]:
+        return {ten: done(job("small", peer, fresh(peer), count=size.transactions, messages=10))}
+
+    def big_turn(peer: Peer, size: Size) -> dict[str, Found]:
+        return {big: done(job("large", peer, fresh(peer), seconds=size.seconds, batch_bytes=JAVAS_BATCH_BYTES))}
+
+    def idle_turn(peer: Peer, size: Size) -> dict[str, Found]:
+        before = peer.resident_bytes
+        with started(job("idle", peer, [], count=IDLE_CONNECTIONS)) as client:
+            client.hear()
+            return {connections: {"memory": (peer.resident_bytes - before) / 2**20}}
+
+    turns: dict[str, Turn] = {label: partial(bulk_turn, label=label, width=width) for label, width in SIZES.items()}
+    measured = rounds(directory, size, {**turns, ten: ten_turn, big: big_turn, connections: idle_turn}, listening=True)
+    for label in SIZES:
+        for what in (f"{label}, written", f"{label}, read"):
+            yield from measured.figures(what, "rate", "1/s", "messages")
+            for key in CPU:
+                yield from measured.figures(what, key, "µs")
+            yield from measured.against(what, "rate", title="messages")
+            yield from measured.against(what, "server CPU", at_most=both(KAFKA, 1))
+    for key in ("committed", "visible"):
+        yield from measured.figures(ten, key, "ms", f"begin to {key} p50, paced")
+    for key in CPU:
+        yield from measured.figures(ten, key, "ms")
+    title = "begin to committed p50, paced"
+    yield from measured.against(ten, "committed", title=title, at_most=both(KAFKA_FSYNC, 1))
+    yield from measured.figures(big, "rate", "1/s", "messages")
+    yield from measured.against(big, "rate", title="messages", at_least=both(KAFKA, 0.7))
+    yield from measured.figures(connections, "memory", "MiB", at_most=dict.fromkeys(OURS, 200))
+
+
 PARTS: dict[str, Callable[[Path, Size], Iterator[Figure]]] = {
     "small": small,
     "concurrent": concurrent,
@@ -270,4 +316,5 @@ PARTS: dict[str, Callable[[Path, Size], Iterator[Figure]]] = {
     "bulk": bulk,
     "start": start,
     "restart": restart,
+    "listener": listener,
 }

@@ -38,6 +38,8 @@ JAVA = (
     "-Djava.awt.headless=true",
 )
 LISTEN_SECONDS = 120
+MOST_CONNECTIONS = 2_000
+"""Of Kafka clients with ours."""
 
 
 class Peer(ABC):
@@ -147,14 +149,36 @@ class Metatxn(Peer):
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def _options(self) -> tuple[str, ...]:
+        return ()
+
     def launch(self) -> None:
         options = ["--port", str(self.port), "--broker-port", str(self.other_port)]
-        options += ["--data-dir", str(self.directory / "data")]
+        options += ["--data-dir", str(self.directory / "data"), *self._options]
         if self._etcd is not None:
             self._run(*etcd_command(self.directory / "etcd", *self._etcd))
             await_health(f"http://127.0.0.1:{self._etcd[0]}")
             options += ["--store", f"etcd://127.0.0.1:{self._etcd[0]}"]
         self._run(*METATXN, "dev", *options)
+
+
+class Listening(Metatxn):
+    """The same, used by Kafka's client."""
+
+    client = "kafka"
+
+    def __init__(self, name: str, directory: Path, etcd: bool) -> None:
+        super().__init__(name, directory, etcd)
+        self._kafka_port = free_port()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._kafka_port}"
+
+    @property
+    def _options(self) -> tuple[str, ...]:
+        return "--kafka-port", str(self._kafka_port), "--kafka-max-connections", str(MOST_CONNECTIONS)
 
 
 def _accepts(port: int) -> bool:
@@ -166,22 +190,22 @@ KAFKA, KAFKA_FSYNC, SQLITE, ETCD = NAMES = ("Kafka", "Kafka with fsync", "SQLite
 OURS = (SQLITE, ETCD)
 
 
-def make(name: str, directory: Path) -> Peer:
-    """One of `NAMES`, not started yet."""
+def make(name: str, directory: Path, listening: bool = False) -> Peer:
+    """One of `NAMES`, not started yet. With `listening`, ours for Kafka's client."""
     if name in OURS:
-        return Metatxn(name, directory, etcd=name == ETCD)
+        return (Listening if listening else Metatxn)(name, directory, etcd=name == ETCD)
     settings = {"log.flush.interval.messages": "1"} if name == KAFKA_FSYNC else {}
     return Kafka(name, directory, **settings)
 
 
 @contextmanager
-def running_peers(directory: Path, names: Sequence[str] = NAMES) -> Iterator[list[Peer]]:
+def running_peers(directory: Path, names: Sequence[str] = NAMES, listening: bool = False) -> Iterator[list[Peer]]:
     """All of them side by side; those whose turn it is not are idle. What they kept is deleted in the end."""
     directory.mkdir()
     peers: list[Peer] = []
     try:
         for name in names:
-            peers.append(make(name, directory))
+            peers.append(make(name, directory, listening))
             peers[-1].start()
         yield peers
     finally:

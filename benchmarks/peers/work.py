@@ -39,7 +39,9 @@ ENTRY_OVERHEAD_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`name` is a function of the module of the client. The other fields are used by the jobs that need them."""
+    """`name` is a function of the module of the client. The other fields are used by the jobs that need them:
+    `messages` are those of a small transaction to each topic, and `batch_bytes` is for batches of another size than the
+    client's usual ones."""
 
     name: str
     client: str
@@ -48,8 +50,10 @@ class Job:
     topics: list[str] = field(default_factory=list)
     segments: int = 1
     count: int = 0
+    messages: int = 1
     seconds: float = 0
     size: int = 100
+    batch_bytes: int = 0
     transactional: bool = False
     tables: bool = False
 
