@@ -10,6 +10,7 @@ import asyncio
 import random
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import obstore
@@ -20,7 +21,15 @@ from metastore.background import Backoff
 from participants.ledger import object_ledger, storage_id
 from participants.ledger.bucket import Bucket
 from participants.ledger.object_storage import ObjectStorage
-from participants.ledger.objects import ObjectHeader, ObjectIndex, ObjectKind, index_name, ledger_prefix, object_name
+from participants.ledger.objects import (
+    HEADER_BYTES,
+    ObjectHeader,
+    ObjectIndex,
+    ObjectKind,
+    index_name,
+    ledger_prefix,
+    object_name,
+)
 from participants.ledger.storage import (
     LedgerCorrupt,
     LedgerError,
@@ -229,6 +238,21 @@ async def test_a_former_owner_that_wakes_up_after_the_ledger_was_deleted_is_stil
     assert await bucket.sizes("ledgers") == {}
 
 
+async def test_a_former_owner_whose_segment_is_dropped_while_it_looks_is_fenced_off(store: MemoryStore) -> None:
+    """The name of its put was taken, and what has taken it is gone before its token is read."""
+
+    class Dropping(FaultyBucket):
+        async def get_range(self, name: str, start: int, end: int) -> bytes:
+            await self.delete([name])
+            return await super().get_range(name, start, end)
+
+    async with await ObjectStorage.open(Dropping(store)) as storage:
+        ledger = await storage.create(SEGMENT, 1)
+        async with await ObjectStorage.open(FaultyBucket(store)) as other:
+            await other.seal(SEGMENT, 1)
+        assert await refused(ledger) is LedgerFenced
+
+
 async def test_a_lost_index_is_read_from_the_objects(
     storage: ObjectStorage, other: ObjectStorage, store: MemoryStore
 ) -> None:
@@ -293,6 +317,44 @@ async def test_a_lost_object_is_no_end(storage: ObjectStorage, bucket: FaultyBuc
         async with await ObjectStorage.open(FaultyBucket(store)) as other:
             with pytest.raises(error):
                 await payloads(await other.open_sealed(SEGMENT, 1, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "frames_of", "said"),
+    [
+        ({"kind": ObjectKind.START}, 2, "does not follow entry 0 of its ledger"),
+        ({"token": bytes(16)}, 2, "does not follow entry 0 of its ledger"),
+        ({"first": 2}, 3, "does not follow entry 0 of its ledger"),
+        ({}, 3, "has 1:2 at the place of entry 1:1"),
+        ({}, None, "holds no entry"),
+    ],
+)
+async def test_an_object_that_does_not_belong_there_is_no_end(
+    storage: ObjectStorage,
+    other: ObjectStorage,
+    store: MemoryStore,
+    change: dict[str, Any],
+    frames_of: int | None,
+    said: str,
+) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    for payload in (b"a", b"b", b"c"):
+        await append_all(ledger, [payload])
+    name = object_name(SEGMENT, 1, 2)
+    kept = bytes(store.get(name).bytes())
+    source = bytes(store.get(object_name(SEGMENT, 1, frames_of)).bytes()) if frames_of is not None else b""
+    header = replace(ObjectHeader.decode(kept, name), **change)
+    store.put(name, header.encode() + source[HEADER_BYTES:])
+    with pytest.raises(LedgerCorrupt, match=f"0002 {said}"):
+        await other.seal(SEGMENT, 1)
+    store.put(name, kept)
+    assert await payloads(await other.seal(SEGMENT, 1)) == [b"a", b"b", b"c"]
+
+
+async def test_what_is_no_storage_is_not_opened_to_be_read(bucket: FaultyBucket) -> None:
+    with pytest.raises(StorageRefused, match=r"there are no ledgers: there is no storage.json$"):
+        await ObjectStorage.open_to_read(bucket)
+    assert await bucket.sizes("") == {}
 
 
 async def test_a_store_that_ignores_conditions_is_refused(store: MemoryStore) -> None:
