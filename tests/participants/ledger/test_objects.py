@@ -11,6 +11,8 @@ import random
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -43,6 +45,7 @@ from participants.ledger.storage import (
 )
 from tests.participants.ledger.faulty_bucket import FaultyBucket, PutFault
 from tests.participants.ledger.ledgers import SEGMENT, append, append_all, payloads
+from tests.servers import S3Server
 
 
 @pytest.fixture(autouse=True)
@@ -272,7 +275,7 @@ async def test_a_lost_index_is_read_from_the_objects(
 
 
 async def test_damage_is_never_served(store: MemoryStore) -> None:
-    """One bit of any object, sealed or not: the ledger is refused, or it is what was written."""
+    """One bit of any object, or its end, sealed or not: the ledger is refused, or it is what was written."""
     async with await ObjectStorage.open(FaultyBucket(store)) as storage:
         ledger = await storage.create(SEGMENT, 1)
         wanted = [b"one", b"two" * 10, b"three"]
@@ -285,7 +288,10 @@ async def test_damage_is_never_served(store: MemoryStore) -> None:
     for _ in range(300):
         name = chance.choice(sorted(whole))
         damaged = bytearray(whole[name])
-        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.2:
+            del damaged[chance.randrange(len(damaged)) :]
+        else:
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         store.put(name, bytes(damaged))
         if chance.random() < 0.5:
             store.delete(index_name(SEGMENT, 1))
@@ -349,6 +355,53 @@ async def test_an_object_that_does_not_belong_there_is_no_end(
         await other.seal(SEGMENT, 1)
     store.put(name, kept)
     assert await payloads(await other.seal(SEGMENT, 1)) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "s3"])
+async def test_a_range_ends_where_its_object_ends_in_every_store(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Also where it begins there: a ledger that has lost its end is damaged, and not out of reach."""
+    if kind == "s3":
+        request.getfixturevalue("s3")
+    bucket = Bucket.open({"memory": "memory:///", "file": f"file://{tmp_path}"}.get(kind, f"s3://{S3Server.BUCKET}/x"))
+    await bucket.put("whole", b"abc")
+    await bucket.put("empty", b"")
+    for name, start, end, found in [("whole", 1, 9, b"bc"), ("whole", 3, 4, b""), ("whole", 9, 10, b"")]:
+        assert await bucket.get_range(name, start, end) == found
+    assert await bucket.get_range("empty", 0, 1) == b""
+    with pytest.raises(FileNotFoundError):
+        await bucket.get_range("missing", 0, 1)
+
+
+async def test_a_range_that_a_store_fails_to_read_is_not_taken_for_the_end(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: Any, **more: Any) -> Any:
+        raise obstore.exceptions.GenericError("the connection was lost")
+
+    bucket = Bucket(store)
+    await bucket.put("whole", b"abc")
+    monkeypatch.setattr(obstore, "get_range_async", failing)
+    with pytest.raises(StorageFailed, match="the connection was lost"):
+        await bucket.get_range("whole", 1, 2)
+
+
+@pytest.mark.parametrize("longer", [1, -1])
+async def test_a_sealed_ledger_whose_last_object_has_another_size_is_refused(
+    storage: ObjectStorage, other: ObjectStorage, store: MemoryStore, longer: int
+) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a"])
+    await ledger.seal()
+    name = object_name(SEGMENT, 1, 1)
+    kept = bytes(store.get(name).bytes())
+    store.put(name, (kept + b"x")[: len(kept) + longer])
+    for call in (other.seal, other.look, partial(other.open_sealed, entries=1)):
+        with pytest.raises(LedgerCorrupt, match=f"0001 does not have {len(kept)} bytes"):
+            await call(SEGMENT, 1)
+    store.put(name, kept)
+    assert await payloads(await other.open_sealed(SEGMENT, 1, 1)) == [b"a"]
 
 
 async def test_what_is_no_storage_is_not_opened_to_be_read(bucket: FaultyBucket) -> None:
