@@ -22,6 +22,7 @@ from obstore.store import MemoryStore
 from metastore.background import Backoff
 from participants.ledger import object_ledger, storage_id
 from participants.ledger.bucket import Bucket
+from participants.ledger.form import Form
 from participants.ledger.object_storage import ObjectStorage
 from participants.ledger.objects import (
     HEADER_BYTES,
@@ -272,6 +273,24 @@ async def test_a_lost_index_is_read_from_the_objects(
             store.put(name, damaged)
         assert await payloads(await other.open_sealed(SEGMENT, 1, 6)) == wanted
         assert await payloads(await other.seal(SEGMENT, 1)) == wanted
+
+
+async def test_a_ledger_whose_index_is_damaged_is_opened_in_its_form(
+    storage: ObjectStorage, other: ObjectStorage, store: MemoryStore
+) -> None:
+    """Its objects may be gone by then, and it was sealed before it got one: nothing is fenced."""
+
+    async def no_pace(_: int) -> None: ...
+
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a", b"b", b"c"])
+    form = Form(7, 1)
+    await storage.write_form(SEGMENT, await ledger.seal(), form, [1], no_pace)
+    store.put(index_name(SEGMENT, 1), b"damaged")
+    store.delete(object_name(SEGMENT, 1, 1))
+    found = await other.seal(SEGMENT, 1)
+    assert (found.form, found.entries) == (form, 3)
+    assert [bytes(frame.payload) for frame in await found.read(0, 1 << 20)] == [b"b"]
 
 
 async def test_damage_is_never_served(store: MemoryStore) -> None:
