@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from participants.ledger.storage import StorageFailed, StorageRefused
@@ -96,7 +96,13 @@ class Bucket:
     async def get_range(self, name: str, start: int, end: int) -> bytes:
         """The bytes from `start` up to `end`, or fewer if the object ends before. Raises as `get`."""
         with _failures(f"cannot read {name}"):
-            return bytes(await obstore.get_range_async(self._store, name, start=start, end=end))
+            try:
+                return bytes(await obstore.get_range_async(self._store, name, start=start, end=end))
+            except GenericError:
+                # A range that begins where the object ends, or behind that, is refused, by each store in its own words.
+                if (await obstore.head_async(self._store, name))["size"] > start:
+                    raise
+                return b""
 
     async def sizes(self, directory: str) -> dict[str, int]:
         """The name and the size of every object below `directory`, in the order of the names. Raises

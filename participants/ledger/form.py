@@ -20,7 +20,6 @@ and is complete as soon as it has that name.
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from typing import NamedTuple, Self
 
 from metatxn.wire.crc import crc32
 from metatxn.wire.frames import RawFrame
+from participants.ledger.byte_order import little_endian
 
 _MAGIC = b"mtxnform"
 _VERSION = 1
@@ -97,7 +97,7 @@ class FormHeader:
     def encode(self) -> bytes:
         body = bytearray(_HEAD.pack(_VERSION, self.ledger, self.entries, len(self.kept), len(self.firsts)))
         for numbers in (self.kept, self.ends, self.firsts):
-            body += _little_endian(numbers).tobytes()
+            body += little_endian(numbers).tobytes()
         return _MAGIC + _CRC.pack(crc32(body)) + body
 
     @classmethod
@@ -121,7 +121,7 @@ class FormHeader:
             raise ValueError("it does not match its CRC")
         version, ledger, entries, kept, parts = _HEAD.unpack_from(body)
         _refuse_other(version)
-        numbers = _little_endian(array("Q", body[_HEAD.size :].tobytes()))
+        numbers = little_endian(array("Q", body[_HEAD.size :].tobytes()))
         if len(numbers) != 2 * kept + parts:
             raise ValueError("it does not have the size that it says")
         found = cls(ledger, entries, numbers[:kept], numbers[kept : 2 * kept], numbers[2 * kept :])
@@ -165,10 +165,3 @@ def first_kept(offsets: Sequence[int], entry: int) -> int:
 def last_kept(offsets: Sequence[int]) -> int:
     """The last entry that has bytes, or -1."""
     return bisect_left(offsets, offsets[-1]) - 1
-
-
-def _little_endian(numbers: array[int]) -> array[int]:
-    if sys.byteorder != "little":
-        numbers = array("Q", numbers)
-        numbers.byteswap()
-    return numbers

@@ -20,7 +20,6 @@ written for this ledger is damage: it is never taken for an index that hides les
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -31,6 +30,7 @@ from typing import Self
 
 from metatxn.wire.crc import crc32
 from metatxn.wire.ids import TxnId
+from participants.ledger.byte_order import little_endian
 
 _MAGIC = b"mtxnhide"
 _VERSION = 1
@@ -106,7 +106,7 @@ class HiddenIndex:
         body = bytearray(_HEAD.pack(_VERSION, self.ledger, self.entries, len(self.transactions)))
         for each in self.transactions:
             body += _TRANSACTION.pack(bytes.fromhex(each.txn_id), each.reason, len(each.ranges))
-            body += _little_endian(array("Q", (bound for found in each.ranges for bound in found))).tobytes()
+            body += little_endian(array("Q", (bound for found in each.ranges for bound in found))).tobytes()
         return _MAGIC + _CRC.pack(crc32(body)) + body
 
     @classmethod
@@ -148,7 +148,7 @@ def _transactions(body: memoryview) -> Iterator[HiddenTransaction]:
         end = at + ranges * _RANGE.size
         if end > len(body):
             raise ValueError("it ends too early")
-        bounds = _little_endian(array("Q", body[at:end].tobytes()))
+        bounds = little_endian(array("Q", body[at:end].tobytes()))
         found = tuple(zip(bounds[::2], bounds[1::2], strict=True))
         txn_id = TxnId.parse(raw.hex())
         if txn_id <= previous or any(later[0] <= one[1] for one, later in pairwise(found)):
@@ -157,9 +157,3 @@ def _transactions(body: memoryview) -> Iterator[HiddenTransaction]:
         at, previous = end, txn_id
     if at != len(body):
         raise ValueError("something follows its end")
-
-
-def _little_endian(numbers: array[int]) -> array[int]:
-    if sys.byteorder != "little":
-        numbers.byteswap()
-    return numbers

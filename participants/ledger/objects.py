@@ -25,7 +25,6 @@ difference from what was written is damage.
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -38,6 +37,7 @@ from metatxn.wire.crc import crc32
 from metatxn.wire.frames import FrameError, peek
 from metatxn.wire.position import Position
 from participants.ledger.bucket import Bucket
+from participants.ledger.byte_order import little_endian
 from participants.ledger.directories import segment_directory
 from participants.ledger.form import Form, first_kept
 from participants.ledger.reading import unreadable
@@ -218,7 +218,7 @@ class ObjectIndex:
 
     def encode(self) -> bytes:
         numbers = array("Q", [len(self.firsts), *self.firsts, *self.offsets])
-        body = _little_endian(numbers).tobytes()
+        body = little_endian(numbers).tobytes()
         return _INDEX_MAGIC + _CRC.pack(crc32(body)) + body
 
     @classmethod
@@ -227,18 +227,11 @@ class ObjectIndex:
         head, body = content[:_INDEX_HEAD_BYTES], content[_INDEX_HEAD_BYTES:]
         if head != _INDEX_MAGIC + _CRC.pack(crc32(body)) or len(body) % 8 or len(body) < 16:
             return None
-        numbers = _little_endian(array("Q", body))
+        numbers = little_endian(array("Q", body))
         objects = numbers[0]
         if objects > len(numbers) - 2:
             return None
         return cls(numbers[1 + objects :], numbers[1 : 1 + objects])
-
-
-def _little_endian(numbers: array[int]) -> array[int]:
-    if sys.byteorder != "little":
-        numbers = array("Q", numbers)
-        numbers.byteswap()
-    return numbers
 
 
 def frame_ends(content: bytes, ledger: int, first: int, name: str) -> array[int]:

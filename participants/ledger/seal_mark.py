@@ -12,11 +12,11 @@ the file was not restored) everything still works, by reading the whole ledger.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from pathlib import Path
 
 from metatxn.wire.crc import crc32
+from participants.ledger.byte_order import little_endian
 from participants.ledger.disk import Disk, read_file, replace_file
 
 _MAGIC = b"mtxnseal"
@@ -29,7 +29,7 @@ class MarkDamaged(Exception):
 
 def write_mark(disk: Disk, path: Path, offsets: array[int]) -> None:
     """Write the mark durably. Raises `OSError`."""
-    body = _little_endian(offsets).tobytes()
+    body = little_endian(offsets).tobytes()
     replace_file(disk, path, [_MAGIC, crc32(body).to_bytes(4, "little"), body])
 
 
@@ -44,13 +44,4 @@ def read_mark(disk: Disk, path: Path) -> array[int] | None:
         raise MarkDamaged(f"{path.name} is not a seal mark")
     if int.from_bytes(content[len(_MAGIC) : _HEAD_BYTES], "little") != crc32(body):
         raise MarkDamaged(f"{path.name} does not match its CRC")
-    offsets = array("Q", bytes(body))
-    return _little_endian(offsets)
-
-
-def _little_endian(offsets: array[int]) -> array[int]:
-    if sys.byteorder == "little":
-        return offsets
-    swapped = array("Q", offsets)
-    swapped.byteswap()
-    return swapped
+    return little_endian(array("Q", bytes(body)))

@@ -129,9 +129,9 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
         clock=context.clock,
         metrics=context.metrics,
         hidden=HiddenEntries(segment_id, context.storage, context.hidden),
+        max_ledger_bytes=context.max_ledger_bytes,
         shared=not context.storage.exclusive,
     )
-    segment.max_ledger_bytes = context.max_ledger_bytes
     segment.publisher.watermark = context.watermark
     segment.on_full = partial(roll, segment, context.store, context.storage)
     rewriting = RewritingContext(context.store, context.storage, context.rewriting, context.metrics)

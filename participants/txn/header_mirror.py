@@ -134,10 +134,7 @@ class HeaderMirror:
                 self._telling = asyncio.get_running_loop().call_soon(self._tell)
 
     def _stop_telling(self) -> None:
-        """There are no followers left, but some may still wait."""
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        """There are no followers left, but some may still wait. A turn that is still to come finds nothing to tell."""
         while self._untold:
             told = self._untold.popleft()
             if isinstance(told, asyncio.Future):

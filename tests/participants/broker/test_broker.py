@@ -18,12 +18,15 @@ from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Entry, PayloadKind
 from participants.broker.broker import NOT_IN_STORE, Broker
+from participants.ledger.directories import segment_directory
 from participants.segment.recovery import open_segment
 from participants.segment.segment import Segment
 from tests.participants.broker.process import URL, BrokerProcess
-from tests.participants.devices import on_local_files
+from tests.participants.devices import LocalDevice, on_local_files
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, materialized, publish, released, sending
+
+UNKNOWN = "segment://public/default/t/0000-ffff-0"
 
 
 def code(error: pytest.ExceptionInfo[errors.MetatxnError]) -> ErrorCode | None:
@@ -197,6 +200,30 @@ async def test_ledgers_of_a_segment_that_the_store_does_not_know_are_told(proces
     await again.stop()
 
 
+async def test_what_holds_no_ledger_is_no_segment_that_the_store_does_not_know(process: BrokerProcess) -> None:
+    """A directory that a crash has left empty, or the fences of ledgers that were deleted."""
+    await process.storage.create(UNKNOWN, 1)
+    await process.storage.delete(UNKNOWN, 1)
+    if isinstance(process.device, LocalDevice):
+        (process.directory / "ledgers" / segment_directory(UNKNOWN)).mkdir()
+    await process.stop()
+    again = await process.again()
+    assert await again.storage.directories() == [segment_directory(UNKNOWN)]
+    assert again.broker.not_ready == {}
+    await again.stop()
+
+
+async def test_ledgers_of_an_unknown_segment_whose_name_was_cut_are_told_by_their_directory(
+    process: BrokerProcess,
+) -> None:
+    name = UNKNOWN.replace("/t/", f"/{'t' * 300}/")
+    await process.storage.create(name, 1)
+    await process.stop()
+    again = await process.again()
+    assert again.broker.not_ready == {segment_directory(name): NOT_IN_STORE}
+    await again.stop()
+
+
 async def test_a_segment_of_another_broker_is_redirected_to_it(process: BrokerProcess, tmp_path: Path) -> None:
     (name,) = await process.create("t")
     other = await BrokerProcess(process.world, process.world.new_device("other"), "http://other").start()
@@ -204,6 +231,23 @@ async def test_a_segment_of_another_broker_is_redirected_to_it(process: BrokerPr
         await other.broker.segment(name)
     assert code(error) == ErrorCode.NOT_OWNER
     assert error.value.members["owner_url"] == URL
+    await other.stop()
+
+
+@on_local_files
+async def test_a_segment_that_is_deleted_while_its_owner_is_asked_for_does_not_exist(
+    process: BrokerProcess, world: World
+) -> None:
+    (name,) = await process.create("t")
+    other = await BrokerProcess(world, world.new_device("other"), "http://other").start()
+    held = world.store.hold_read(lambda keys: list(keys) == [paths.segment(name)], unread=True)
+    looking = asyncio.create_task(other.broker.anywhere(name))
+    await held.reached.wait()
+    assert (await process.http.delete("/v1/topics/t")).status_code == 204
+    assert await world.store.get(paths.segment(name)) is None
+    held.go.set()
+    with pytest.raises(errors.NotFound):
+        await looking
     await other.stop()
 
 

@@ -35,6 +35,7 @@ class FaultyDisk(Disk):
         self.truncate_error: OSError | None = None
         self.open_error: OSError | None = None  # of a file that is to be created
         self.measured: Space | None = None  # instead of the real one
+        self.space_error: OSError | None = None
         self.may_sync = threading.Event()
         self.may_sync.set()
         self.in_sync = threading.Event()
@@ -43,6 +44,8 @@ class FaultyDisk(Disk):
         self.in_truncate = threading.Event()
 
     def space(self, path: Path) -> Space:
+        if self.space_error is not None:
+            raise self.space_error
         return self.measured or super().space(path)
 
     def open(self, path: Path, flags: int) -> int:

@@ -338,7 +338,8 @@ async def test_a_ledger_is_sealed_and_set_aside_with_its_index_of_hidden_entries
     assert (await storage.seal(SEGMENT, 1)).entries == 3
     directory = segment_directory(SEGMENT)
     assert await storage.numbers(directory) == [1]
-    await storage.set_aside(directory, 1, "away")
-    assert await storage.numbers(directory) == []
+    for _ in range(2):
+        await storage.set_aside(directory, 1, "away")
+        assert await storage.numbers(directory) == []
     with pytest.raises(LedgerMissing):
         await storage.read_hidden(SEGMENT, 1, 7, 3)

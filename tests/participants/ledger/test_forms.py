@@ -201,6 +201,17 @@ async def test_a_form_of_another_length_is_refused(storage: LedgerStorage) -> No
         await storage.open_sealed(SEGMENT, 3, 6, Form(7, 2))
 
 
+@pytest.mark.parametrize(("kept", "missing"), [([1], 1), ([1, 2], 1), ([0, 5], 5)])
+async def test_no_form_keeps_an_entry_that_was_left_out_before(
+    storage: LedgerStorage, kept: Sequence[int], missing: int
+) -> None:
+    first = await storage.write_form(SEGMENT, await ledger_of(storage), FORM, [0, 2, 4], no_pace)
+    with pytest.raises(LedgerCorrupt, match=f"entry {missing} of ledger 3 is not there"):
+        await storage.write_form(SEGMENT, first, Form(10, 2), kept, no_pace)
+    assert await storage.forms(SEGMENT, 3) == [FORM]
+    assert await entries_of(first, 1 << 20) == [0, 2, 4]
+
+
 async def test_a_chain_goes_on_after_a_ledger_of_which_nothing_is_left(storage: LedgerStorage) -> None:
     empty = await storage.write_form(SEGMENT, await ledger_of(storage), FORM, [], no_pace)
     following = await storage.create(SEGMENT, 4)

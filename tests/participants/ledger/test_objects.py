@@ -10,6 +10,9 @@ import asyncio
 import random
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -19,8 +22,17 @@ from obstore.store import MemoryStore
 from metastore.background import Backoff
 from participants.ledger import object_ledger, storage_id
 from participants.ledger.bucket import Bucket
+from participants.ledger.form import Form
 from participants.ledger.object_storage import ObjectStorage
-from participants.ledger.objects import ObjectHeader, ObjectIndex, ObjectKind, index_name, ledger_prefix, object_name
+from participants.ledger.objects import (
+    HEADER_BYTES,
+    ObjectHeader,
+    ObjectIndex,
+    ObjectKind,
+    index_name,
+    ledger_prefix,
+    object_name,
+)
 from participants.ledger.storage import (
     LedgerCorrupt,
     LedgerError,
@@ -34,6 +46,7 @@ from participants.ledger.storage import (
 )
 from tests.participants.ledger.faulty_bucket import FaultyBucket, PutFault
 from tests.participants.ledger.ledgers import SEGMENT, append, append_all, payloads
+from tests.servers import S3Server
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +242,21 @@ async def test_a_former_owner_that_wakes_up_after_the_ledger_was_deleted_is_stil
     assert await bucket.sizes("ledgers") == {}
 
 
+async def test_a_former_owner_whose_segment_is_dropped_while_it_looks_is_fenced_off(store: MemoryStore) -> None:
+    """The name of its put was taken, and what has taken it is gone before its token is read."""
+
+    class Dropping(FaultyBucket):
+        async def get_range(self, name: str, start: int, end: int) -> bytes:
+            await self.delete([name])
+            return await super().get_range(name, start, end)
+
+    async with await ObjectStorage.open(Dropping(store)) as storage:
+        ledger = await storage.create(SEGMENT, 1)
+        async with await ObjectStorage.open(FaultyBucket(store)) as other:
+            await other.seal(SEGMENT, 1)
+        assert await refused(ledger) is LedgerFenced
+
+
 async def test_a_lost_index_is_read_from_the_objects(
     storage: ObjectStorage, other: ObjectStorage, store: MemoryStore
 ) -> None:
@@ -247,8 +275,26 @@ async def test_a_lost_index_is_read_from_the_objects(
         assert await payloads(await other.seal(SEGMENT, 1)) == wanted
 
 
+async def test_a_ledger_whose_index_is_damaged_is_opened_in_its_form(
+    storage: ObjectStorage, other: ObjectStorage, store: MemoryStore
+) -> None:
+    """Its objects may be gone by then, and it was sealed before it got one: nothing is fenced."""
+
+    async def no_pace(_: int) -> None: ...
+
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a", b"b", b"c"])
+    form = Form(7, 1)
+    await storage.write_form(SEGMENT, await ledger.seal(), form, [1], no_pace)
+    store.put(index_name(SEGMENT, 1), b"damaged")
+    store.delete(object_name(SEGMENT, 1, 1))
+    found = await other.seal(SEGMENT, 1)
+    assert (found.form, found.entries) == (form, 3)
+    assert [bytes(frame.payload) for frame in await found.read(0, 1 << 20)] == [b"b"]
+
+
 async def test_damage_is_never_served(store: MemoryStore) -> None:
-    """One bit of any object, sealed or not: the ledger is refused, or it is what was written."""
+    """One bit of any object, or its end, sealed or not: the ledger is refused, or it is what was written."""
     async with await ObjectStorage.open(FaultyBucket(store)) as storage:
         ledger = await storage.create(SEGMENT, 1)
         wanted = [b"one", b"two" * 10, b"three"]
@@ -261,7 +307,10 @@ async def test_damage_is_never_served(store: MemoryStore) -> None:
     for _ in range(300):
         name = chance.choice(sorted(whole))
         damaged = bytearray(whole[name])
-        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.2:
+            del damaged[chance.randrange(len(damaged)) :]
+        else:
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         store.put(name, bytes(damaged))
         if chance.random() < 0.5:
             store.delete(index_name(SEGMENT, 1))
@@ -293,6 +342,91 @@ async def test_a_lost_object_is_no_end(storage: ObjectStorage, bucket: FaultyBuc
         async with await ObjectStorage.open(FaultyBucket(store)) as other:
             with pytest.raises(error):
                 await payloads(await other.open_sealed(SEGMENT, 1, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "frames_of", "said"),
+    [
+        ({"kind": ObjectKind.START}, 2, "does not follow entry 0 of its ledger"),
+        ({"token": bytes(16)}, 2, "does not follow entry 0 of its ledger"),
+        ({"first": 2}, 3, "does not follow entry 0 of its ledger"),
+        ({}, 3, "has 1:2 at the place of entry 1:1"),
+        ({}, None, "holds no entry"),
+    ],
+)
+async def test_an_object_that_does_not_belong_there_is_no_end(
+    storage: ObjectStorage,
+    other: ObjectStorage,
+    store: MemoryStore,
+    change: dict[str, Any],
+    frames_of: int | None,
+    said: str,
+) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    for payload in (b"a", b"b", b"c"):
+        await append_all(ledger, [payload])
+    name = object_name(SEGMENT, 1, 2)
+    kept = bytes(store.get(name).bytes())
+    source = bytes(store.get(object_name(SEGMENT, 1, frames_of)).bytes()) if frames_of is not None else b""
+    header = replace(ObjectHeader.decode(kept, name), **change)
+    store.put(name, header.encode() + source[HEADER_BYTES:])
+    with pytest.raises(LedgerCorrupt, match=f"0002 {said}"):
+        await other.seal(SEGMENT, 1)
+    store.put(name, kept)
+    assert await payloads(await other.seal(SEGMENT, 1)) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "s3"])
+async def test_a_range_ends_where_its_object_ends_in_every_store(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Also where it begins there: a ledger that has lost its end is damaged, and not out of reach."""
+    if kind == "s3":
+        request.getfixturevalue("s3")
+    bucket = Bucket.open({"memory": "memory:///", "file": f"file://{tmp_path}"}.get(kind, f"s3://{S3Server.BUCKET}/x"))
+    await bucket.put("whole", b"abc")
+    await bucket.put("empty", b"")
+    for name, start, end, found in [("whole", 1, 9, b"bc"), ("whole", 3, 4, b""), ("whole", 9, 10, b"")]:
+        assert await bucket.get_range(name, start, end) == found
+    assert await bucket.get_range("empty", 0, 1) == b""
+    with pytest.raises(FileNotFoundError):
+        await bucket.get_range("missing", 0, 1)
+
+
+async def test_a_range_that_a_store_fails_to_read_is_not_taken_for_the_end(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: Any, **more: Any) -> Any:
+        raise obstore.exceptions.GenericError("the connection was lost")
+
+    bucket = Bucket(store)
+    await bucket.put("whole", b"abc")
+    monkeypatch.setattr(obstore, "get_range_async", failing)
+    with pytest.raises(StorageFailed, match="the connection was lost"):
+        await bucket.get_range("whole", 1, 2)
+
+
+@pytest.mark.parametrize("longer", [1, -1])
+async def test_a_sealed_ledger_whose_last_object_has_another_size_is_refused(
+    storage: ObjectStorage, other: ObjectStorage, store: MemoryStore, longer: int
+) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a"])
+    await ledger.seal()
+    name = object_name(SEGMENT, 1, 1)
+    kept = bytes(store.get(name).bytes())
+    store.put(name, (kept + b"x")[: len(kept) + longer])
+    for call in (other.seal, other.look, partial(other.open_sealed, entries=1)):
+        with pytest.raises(LedgerCorrupt, match=f"0001 does not have {len(kept)} bytes"):
+            await call(SEGMENT, 1)
+    store.put(name, kept)
+    assert await payloads(await other.open_sealed(SEGMENT, 1, 1)) == [b"a"]
+
+
+async def test_what_is_no_storage_is_not_opened_to_be_read(bucket: FaultyBucket) -> None:
+    with pytest.raises(StorageRefused, match=r"there are no ledgers: there is no storage.json$"):
+        await ObjectStorage.open_to_read(bucket)
+    assert await bucket.sizes("") == {}
 
 
 async def test_a_store_that_ignores_conditions_is_refused(store: MemoryStore) -> None:

@@ -122,6 +122,12 @@ async def test_a_lost_storage_id_is_not_replaced(tmp_path: Path, content: bytes 
         LocalStorage.open(tmp_path)
 
 
+def test_a_directory_without_a_storage_id_is_not_opened_to_be_read(tmp_path: Path) -> None:
+    with pytest.raises(StorageRefused, match=r"is not the data directory of a broker: there is no storage.json$"):
+        LocalStorage.open_to_read(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_storage_of_a_later_release_is_not_called_damaged(tmp_path: Path) -> None:
     await LocalStorage.open(tmp_path).close()
     (tmp_path / "storage.json").write_bytes(b'{"format": 2, "name": "x"}')

@@ -150,49 +150,81 @@ async def test_frames_larger_than_a_chunk_are_read_through(tmp_path: Path) -> No
         assert await payloads(await storage.seal(SEGMENT, 1)) == wanted
 
 
-async def test_sealing_again_changes_nothing(unsealed: Path, reopened: LocalStorage) -> None:
+def change_mark(data_dir: Path, mark: str) -> None:
+    """What becomes of the mark of the sealed ledger 0: one of `MARKS`."""
+    path = mark_file(data_dir, 0)
+    content = bytearray(path.read_bytes())
+    if mark == "lost":
+        path.unlink()
+    elif mark == "nonsense":
+        path.write_bytes(b"mtxnseal and then nonsense")
+    elif mark == "flipped":
+        content[-8] ^= 1  # in the length of the ledger
+        path.write_bytes(content)
+
+
+MARKS = ["kept", "lost", "nonsense", "flipped"]
+
+
+async def test_sealing_again_changes_nothing_and_makes_a_new_mark(unsealed: Path, reopened: LocalStorage) -> None:
     path = ledger_file(unsealed, 0)
     with path.open("ab") as file:
         file.write(b"torn")
     first = await reopened.seal(SEGMENT, 0)
-    content = path.read_bytes()
-    for lose_mark in (False, True):
-        if lose_mark:
-            mark_file(unsealed, 0).unlink()
+    content, mark = path.read_bytes(), mark_file(unsealed, 0).read_bytes()
+    for change in MARKS:
+        change_mark(unsealed, change)
         again = await reopened.seal(SEGMENT, 0)
         assert (again.entries, again.size_bytes) == (first.entries, first.size_bytes)
-        assert path.read_bytes() == content
+        assert (path.read_bytes(), mark_file(unsealed, 0).read_bytes()) == (content, mark), change
 
 
-@pytest.mark.parametrize("mark", ["kept", "lost", "damaged"])
+@pytest.mark.parametrize("mark", MARKS)
+async def test_a_sealed_ledger_that_is_only_looked_at_will_not_change(
+    unsealed: Path, reopened: LocalStorage, mark: str
+) -> None:
+    """Unless nothing says that it was sealed: then its last entry may be undone."""
+    await reopened.seal(SEGMENT, 0)
+    change_mark(unsealed, mark)
+    found = await reopened.look(SEGMENT, 0)
+    assert await payloads(found.ledger) == PAYLOADS
+    assert found.settled == (3 if mark == "lost" else 4)
+
+
+@pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("recorded", [0, 3, 5])
 async def test_another_length_than_recorded_is_refused(
     unsealed: Path, reopened: LocalStorage, mark: str, recorded: int
 ) -> None:
     await reopened.seal(SEGMENT, 0)
-    if mark == "lost":
-        mark_file(unsealed, 0).unlink()
-    elif mark == "damaged":
-        mark_file(unsealed, 0).write_bytes(b"mtxnseal and then nonsense")
+    change_mark(unsealed, mark)
     assert await payloads(await reopened.open_sealed(SEGMENT, 0, 4)) == PAYLOADS
     with pytest.raises(LedgerCorrupt):
         await reopened.open_sealed(SEGMENT, 0, recorded)
 
 
-@pytest.mark.parametrize("mark", ["kept", "lost", "damaged"])
+@pytest.mark.parametrize("mark", MARKS)
 async def test_a_ledger_that_lost_its_end_is_refused(unsealed: Path, reopened: LocalStorage, mark: str) -> None:
     await reopened.seal(SEGMENT, 0)
     path = ledger_file(unsealed, 0)
     path.write_bytes(path.read_bytes()[:-1])
-    if mark == "lost":
-        mark_file(unsealed, 0).unlink()
-    elif mark == "damaged":
-        mark_file(unsealed, 0).write_bytes(b"mtxnseal and then nonsense")
+    change_mark(unsealed, mark)
     with pytest.raises(LedgerCorrupt):
         await reopened.open_sealed(SEGMENT, 0, 4)
-    if mark != "lost":
-        with pytest.raises(LedgerCorrupt):  # it had been sealed: nothing may be cut any more
-            await reopened.seal(SEGMENT, 0)
+    if mark != "lost":  # it had been sealed: nothing may be cut any more
+        for call in (reopened.seal, reopened.look):
+            with pytest.raises(LedgerCorrupt):
+                await call(SEGMENT, 0)
+
+
+async def test_a_ledger_that_loses_its_end_later_is_not_copied_in_part(unsealed: Path, reopened: LocalStorage) -> None:
+    sealed = await reopened.seal(SEGMENT, 0)
+    path = ledger_file(unsealed, 0)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert await sealed.raw_bytes(1, 2) == content[ENDS[1] : ENDS[3]]
+    with pytest.raises(LedgerCorrupt, match=f"ends at byte {ENDS[4] - 1}, and has had {ENDS[4]}"):
+        await sealed.raw_bytes(1, 3)
 
 
 async def test_a_missing_ledger_never_recovers_as_empty(unsealed: Path, reopened: LocalStorage) -> None:

@@ -103,6 +103,20 @@ def test_a_sequence_says_nothing_about_the_keys_of_another_parent() -> None:
     assert table.find(scope, 7, None) == (low, high)
 
 
+def test_all_that_other_segments_have_appended_under_a_sequence_is_remembered() -> None:
+    """Two entries of one segment are two, and two pieces of one entry are one."""
+    table = dedup.DedupTable((0, 9))
+    scope = dedup.Scope(None, None, "p")
+    first, second = (dedup.Remembered(Position(1, entry), 1, ((5 * entry, 5 * entry + 4),), "x") for entry in (0, 1))
+    for each in (first, second):
+        table.restore(scope, 7, each)
+    assert table.find(scope, 7, None) == (first, second)
+    assert table.find(scope, 7, frozenset({3})) == (first,)
+    table.restore(scope, 8, first)
+    table.restore(scope, 8, replace(first, ranges=((5, 9),)))
+    assert table.find(scope, 8, None) == (replace(first, ranges=((0, 9),)),)
+
+
 async def test_a_retry_joins_the_publish_of_its_sequence_that_is_in_flight(world: World) -> None:
     segment = await world.segment()
     txn = await world.begin()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,9 @@ from participants.segment.hidden import HiddenCache
 from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
+from participants.txn.buffer import TransactionBuffer
 from tests.participants.devices import on_local_files
+from tests.participants.plain_providers import PlainBuffer
 from tests.participants.segment.faulty_store import CLEANUP, Fault, deletes, puts
 from tests.participants.segment.world import (
     ALL_BYTES,
@@ -567,6 +570,30 @@ async def test_a_sealed_segment_is_indexed_to_its_end(world: World) -> None:
     assert await outcomes(world) == set()
     assert await indexes(world) == [1]
     assert await committed(segment) == ["a"] == await committed(await world.reopened())
+
+
+async def test_the_outcomes_of_a_buffer_that_does_not_tell_them_stay_until_their_entries_are_trimmed(
+    world: World,
+) -> None:
+    class Silent(PlainBuffer):
+        outcomes = TransactionBuffer.outcomes
+        drop = TransactionBuffer.drop
+
+    node = await world.first_node()
+    node.context = replace(node.context, open_buffer=lambda _, empty_at: Silent(empty_at))
+    segment = await node.open()
+    await publish(segment, "a")
+    txn_id = await aborted(world, segment, "never")
+    await rolled(segment)
+    assert segment.on_tend is not None
+    await segment.on_tend()
+    assert await outcomes(world) == {txn_id}
+    assert await indexes(world) == [None, None]
+    assert await committed(segment) == ["a"]
+    await trim(segment, world.store, node.storage, await publish(segment, "b"))
+    await tended(segment)
+    assert await outcomes(world) == set()
+    assert await committed(segment) == ["b"]
 
 
 async def test_an_idle_segment_with_some_outcomes_is_rolled_for_them(

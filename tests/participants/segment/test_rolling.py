@@ -14,16 +14,18 @@ from typing import Any
 
 import pytest
 
-from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch
 from metatxn.wire import errors
+from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import MIN_FRAME_BYTES, RawFrame
 from metatxn.wire.position import Position
 from participants.ledger.chain import LedgerChain
-from participants.segment.dedup_snapshot import SnapshotMissing
+from participants.segment.dedup_snapshot import SnapshotMissing, chunks_of, write_snapshot
 from participants.segment.reading import SegmentReader
+from participants.segment.sealing import seal
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from participants.txn.memory_buffer import MemoryTransactionBuffer
@@ -330,6 +332,31 @@ async def test_an_append_that_fails_while_appends_change_over_is_no_end(world: W
     assert (await committed(segment))[:3] == ["0", "1", "2"]
 
 
+async def test_appends_do_not_change_over_if_one_fails_for_which_they_have_waited(world: World) -> None:
+    """The new ledger is listed, and nothing is ever in it: what the full one has is known only once that is sealed."""
+    node = await world.first_node()
+    segment = await node.open()
+    listed = world.store.fault(Fault(puts_open_ledger(2), hold_after=True))
+    for number in range(PER_LEDGER):
+        await publish(segment, str(number))
+    await listed.reached.wait()
+    node.device.hold()
+    failing = sending(segment, "unknown")
+    await node.device.held()
+    listed.go.set()
+    while not segment.publisher.appending.locked():
+        await asyncio.sleep(0)
+    node.device.fail()
+    node.device.go()
+    with pytest.raises(errors.MetatxnError) as error:
+        await failing
+    assert error.value.code == ErrorCode.OUTCOME_UNKNOWN
+    await rolled(segment)
+    assert segment.lost and segment.ledgers.open is not None and segment.ledgers.open.id == 1
+    node.device.heal()
+    assert (await committed(await world.reopened()))[:PER_LEDGER] == ["0", "1", "2"]
+
+
 async def test_sequences_are_remembered_across_ledgers_and_a_restart_reads_only_the_last(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +412,40 @@ async def test_a_segment_that_has_lost_a_part_of_its_snapshot_is_not_served(worl
     await world.store.apply(world.store.batch().remove(chunks.records[0]))
     with pytest.raises(SnapshotMissing, match="cannot recognize retries"):
         await node.open()
+
+
+async def test_a_child_whose_parent_the_store_has_lost_is_not_served(world: World) -> None:
+    """It would append again what its parent has acknowledged."""
+    node = await world.node()
+    parent = SEGMENT.replace("-0", "-7")
+    record = SegmentRecord(
+        topic="public/default/t", range=(0, 0xFFFF), storage=node.storage.storage_id, parents=(parent,)
+    )
+    await world.store.apply(world.store.batch().create(paths.segment(SEGMENT), record.encode()))
+    with pytest.raises(SnapshotMissing, match=f"the parent {parent} does not exist"):
+        await node.open()
+
+
+async def test_a_snapshot_is_written_once_and_by_its_owner(world: World) -> None:
+    """Writing it again is no change. Other sequences under its name, or those of a deposed owner, are refused."""
+    segment = await world.segment()
+    check, snapshots = segment.ownership.check, []
+    for number in range(2):
+        await publish(segment, str(number), producer="p", sequence=number)
+        snapshots.append(chunks_of(segment.dedup))
+    for _ in range(2):
+        written = await write_snapshot(world.store, SEGMENT, check, "x", snapshots[0], 1)
+        assert (written.name, written.chunks, written.through) == ("x", 1, 1)
+    with pytest.raises(CheckFailed):
+        await write_snapshot(world.store, SEGMENT, check, "x", snapshots[1], 1)
+    owner = await world.store.get(check.key)
+    assert owner is not None
+    await world.store.apply(world.store.batch().replace(owner, owner.value))
+    with pytest.raises(CheckFailed) as deposed:
+        await write_snapshot(world.store, SEGMENT, check, "y", snapshots[1], 1)
+    assert deposed.value.check == check
+    stored = await world.store.scan(paths.dedup_snapshots(SEGMENT))
+    assert [record.value for record in stored.records] == [snapshots[0][0].encode()]
 
 
 async def test_what_is_acknowledged_while_appends_change_over_is_in_the_snapshot(world: World) -> None:
@@ -464,6 +525,59 @@ async def test_a_ledger_that_was_trimmed_whole_while_its_owner_died_goes_with_th
     node = await world.crash()
     assert await committed(await node.open()) == ["more"]
     assert node.device.ledgers() == {ledger.id for ledger in (await record_of(world)).ledgers} == {2, 3}
+
+
+async def test_a_full_ledger_that_is_trimmed_before_its_seal_is_answered_is_not_recorded_again(world: World) -> None:
+    """The answer is lost: the seal is repeated, and finds that all is done."""
+    node = await world.first_node()
+    segment = await node.open()
+    answer = world.store.fault(Fault(nth_of(RECORD, 3), hold_after=True, after=OutcomeUnknown("no answer")))
+    positions = [await publish(segment, str(number), producer="p", sequence=number) for number in range(PER_LEDGER)]
+    await answer.reached.wait()
+    positions.append(await publish(segment, "3", producer="p", sequence=3))
+    await trim(segment, world.store, node.storage, positions[-1])
+    while (await record_of(world)).trimmed:
+        await asyncio.sleep(0.001)
+    before = list(filter(RECORD, world.store.applied))
+    answer.go.set()
+    await rolled(segment)
+    assert list(filter(RECORD, world.store.applied)) == before
+    assert segment.record == await record_of(world)
+    assert [ledger.id for ledger in segment.record.ledgers] == [2] and node.device.ledgers() == {2}
+    segment = await world.reopened()
+    for number, position in enumerate(positions):
+        assert await segment.publish(entry("?", producer="p", sequence=number)) == (position, True)
+
+
+@pytest.mark.parametrize("planned", [True, False])
+async def test_a_segment_that_is_sealed_while_it_begins_to_roll_ends_with_the_full_ledger(
+    world: World, planned: bool
+) -> None:
+    """The new ledger is planned by then, or the plan has failed and would be tried again."""
+
+    async def succession(_: Batch, record: SegmentRecord) -> SegmentRecord:
+        return record
+
+    async def installation(_: SegmentRecord) -> None:
+        return None
+
+    node = await world.first_node()
+    segment = await node.open()
+    lost = None if planned else StoreUnavailable("gone")
+    plan = world.store.fault(Fault(RECORD, before=lost, hold_before=not planned, hold_after=planned))
+    for number in range(PER_LEDGER):
+        await publish(segment, str(number))
+    await plan.reached.wait()
+    await seal(segment, world.store, succession, installation)
+    plan.go.set()
+    await rolled(segment)
+    record = await record_of(world)
+    assert (record.state, [ledger.id for ledger in record.ledgers]) == ("sealed", [1])
+    assert record.planned == (2 if planned else None)
+    assert node.device.ledgers() == ({1, 2} if planned else {1})
+    node = await world.crash()
+    assert await committed(await node.open()) == ["0", "1", "2"]
+    assert (await record_of(world)).planned is None and node.device.ledgers() == {1}
 
 
 async def test_an_owner_that_dies_between_two_ledgers_leaves_the_sequences_of_both(world: World) -> None:

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
+import structlog.testing
 
 from metatxn.wire.errors import ErrorCode
 from participants.ledger.watermark import Space, Watermark
 from tests.participants.devices import LocalDevice, only
+from tests.participants.ledger.faults import broken
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import Consuming
 
@@ -69,6 +72,19 @@ async def test_new_messages_are_refused_and_everything_else_goes_on(topic: Consu
     await fill(topic, 89)
     assert metrics.storage_refuses._value.get() == 0
     assert await published(topic, "d") is None
+
+
+async def test_a_disk_that_cannot_be_measured_counts_as_full_as_it_was(topic: Consuming) -> None:
+    await fill(topic, 95)
+    topic.process.disk.space_error = broken()
+    with structlog.testing.capture_logs() as said:
+        await topic.process.broker.measure()
+    assert "the disk cannot be measured" in [line["event"] for line in said]
+    assert await published(topic, "a") == ErrorCode.STORAGE_FULL
+    assert topic.process.metrics.storage_used._value.get() == 95
+    topic.process.disk.space_error = None
+    await fill(topic, 89)
+    assert await published(topic, "a") is None
 
 
 async def test_a_refused_publish_of_a_transaction_leaves_no_intent(topic: Consuming) -> None:

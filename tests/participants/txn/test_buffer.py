@@ -21,7 +21,7 @@ from metastore.txn.states import TxnState
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
-from tests.participants.plain_providers import BUFFERS
+from tests.participants.plain_providers import BUFFERS, PlainBuffer
 
 EMPTY = Position(1, -1)
 T1, T2 = TxnId(0, 1), TxnId(0, 2)
@@ -147,6 +147,23 @@ def test_a_transaction_without_frames_has_no_outcome(open_buffer: OpenBuffer) ->
 
 def test_what_nobody_remembers_is_committed(open_buffer: OpenBuffer) -> None:
     assert not open_buffer(EMPTY).hides(T1, "w")
+
+
+def test_outcomes_that_a_buffer_does_not_tell_cannot_be_dropped() -> None:
+    """That of a package which knows nothing of indexes of ledgers: what it hides stays hidden."""
+
+    class Silent(PlainBuffer):
+        outcomes = TransactionBuffer.outcomes
+        drop = TransactionBuffer.drop
+
+    buffer = Silent(EMPTY)
+    transaction = appended(buffer, T1, 0)
+    buffer.close(transaction, ABORTED)
+    assert buffer.release(transaction) is not None
+    assert buffer.outcomes() == {}
+    with pytest.raises(NotImplementedError):
+        buffer.drop([T1])
+    assert buffer.hides(T1, None)
 
 
 WRITERS = (None, "v", "w")

@@ -133,3 +133,32 @@ async def test_a_decision_reaches_many_listeners_in_several_turns_of_the_loop(
     turns = [turn for _, _, turn in heard]
     assert max(map(turns.count, turns)) <= 2
     await mirror.told()
+
+
+async def test_who_waits_for_listeners_is_answered_when_the_mirror_stops(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listeners that were not told by then have no segment any more."""
+    monkeypatch.setattr(header_mirror, "LISTENERS_AT_ONCE", 1)
+    mirror = HeaderMirror(world.store)
+    txn_id = await world.begin()
+    heard: list[int] = []
+
+    def listener(number: int) -> Listener:
+        return lambda *_: heard.append(number)
+
+    async with mirror.running():
+        for number in range(50):
+            mirror.follow(txn_id, listener(number))
+        await world.commit(txn_id)
+        while mirror.final(txn_id) is None:
+            await asyncio.sleep(0)
+        waiting = [asyncio.create_task(mirror.told()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+    await asyncio.sleep(0)
+    assert [(each.done(), each.cancelled()) for each in waiting] == [(True, True), (True, False)]
+    told = len(heard)
+    assert 0 < told < 50
+    await asyncio.sleep(0)
+    assert len(heard) == told
