@@ -211,13 +211,12 @@ class EtcdStore(StoredIndexes):
         self._assert_open()
         if batch.empty:
             return Applied(await self.current_revision())
-        try:
+        encoded = None
+        with suppress(UnicodeEncodeError):
             encoded = self._wire.encode(batch, self._max_cost)
-        except UnicodeEncodeError:
-            self.refuse_unfit(batch)  # says which key it is
-            raise
-        if encoded.size_bytes > self.max_batch_bytes or "" in batch.puts:
-            self.refuse_unfit(batch)  # counts exactly; here each check stands twice
+        if encoded is None or encoded.size_bytes > self.max_batch_bytes or "" in batch.puts:
+            self.refuse_unfit(batch)  # says which key it is, and counts exactly; here each check stands twice
+        assert encoded is not None, "a key that cannot be encoded is refused"
         return await self._commit.submit(encoded, Footprint.of(batch))
 
     # -- reading ------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NoAuthError
+from kazoo.exceptions import NoAuthError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
@@ -59,11 +59,6 @@ class Reading:
     before: Node
     found: list[Found]
     after: Node
-
-    @property
-    def consistent(self) -> bool:
-        """Whether nothing was applied meanwhile, so that all of it was found at one revision."""
-        return self.before.stat.mzxid == self.after.stat.mzxid
 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):
@@ -310,11 +305,8 @@ class ZooKeeperConnection:
         """The answer to one request. Raises `LostError`: it may have been done, or may still be. Raises
         `StoreUnavailable` for a znode that this client may not read."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        answer = _Answer(self._loop, future, self.denied)
-        try:
-            self._client._call(request, answer)
-        except (KazooException, OSError, AttributeError) as error:  # it is being closed
-            answer._fail(error)
+        # A client that is being closed raises nothing: it gives its error to the answer.
+        self._client._call(request, _Answer(self._loop, future, self.denied))
         return future
 
     async def ask(self, request: Any, deadline: float) -> Any:
@@ -391,11 +383,9 @@ class ZooKeeperConnection:
                 found = answered
             elif answered.code == NO_AUTH:
                 failure = self.denied()
-            else:
-                failure = LostError(f"the reads were refused: error {answered.code}")
         before, after = (found[0], found[-1]) if found else (None, None)
         if failure is None and not (isinstance(before, Node) and isinstance(after, Node)):
-            failure = LostError("the root of the store is gone")
+            failure = LostError("the reads were refused, or the root of the store is gone")
         if failure is None and isinstance(after, Node):
             self.learn(after.stat)
         position = 1

@@ -17,7 +17,8 @@ from metastore.txn.records.transactions import TransactionKey
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from tests.coordinator.conftest import id_of, refusal
+from tests.coordinator.conftest import FakeClock, id_of, refusal
+from tests.coordinator.stores import FaultyStore
 
 KEY = "kafka:x"
 
@@ -78,6 +79,24 @@ async def test_the_key_tells_who_has_ended_the_last_one(transactions: Transactio
     assert await held(transactions) == key, "it was about the first"
     await transactions.end(Commit(second, as_holder=True))
     assert (await held(transactions)).ended_by_holder
+
+
+async def test_the_key_tells_it_though_somebody_else_writes_the_key_at_that_moment(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
+) -> None:
+    first = id_of(await begin(transactions, None))
+    await transactions.commit(first)
+    other = Transactions(truth, clock)
+
+    async def used() -> None:
+        begun = await other.begin(BeginRequest(transaction_key=KEY, epoch=0))
+        await other.commit(id_of(begun.header))
+
+    store.before_applies.append(used)
+    assert (await transactions.end(Commit(first, as_holder=True))).state == "COMMITTED"
+    assert not store.before_applies
+    key = await held(transactions)
+    assert (key.txn_id, key.last_txn_id, key.ended_by_holder) == (None, str(first), True)
 
 
 async def test_a_new_connection_knows_of_none(transactions: Transactions, keys: TransactionKeys) -> None:

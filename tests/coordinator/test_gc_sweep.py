@@ -8,13 +8,13 @@ import functools
 
 import pytest
 
-from coordinator.gc_sweep import OVERDUE_INTERVALS, PAUSE_MS, SLICE, TOGETHER, Collected, GcSweep
+from coordinator.gc_sweep import _MOST_RIVALS, OVERDUE_INTERVALS, PAUSE_MS, SLICE, TOGETHER, Collected, GcSweep
 from coordinator.shares import share_of
 from coordinator.timeout_sweep import TimeoutSweep
 from coordinator.transactions import Transactions
 from metastore.backends.etcd import EtcdStore
 from metastore.backends.memory import MemoryStore
-from metastore.errors import CheckFailed
+from metastore.errors import CheckFailed, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.topics import TopicRecord
@@ -176,6 +176,38 @@ async def test_two_sweeps_at_once_delete_each_header_once(
     other = GcSweep(store, clock, transactions.metrics, retention_ms=RETENTION_MS)
     await asyncio.gather(gc.collect_once(), other.collect_once())
     assert await left(truth) == []
+
+
+async def test_a_slice_that_another_sweep_has_deleted_meanwhile_counts_for_that_one(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    await transactions.commit(await begin(transactions))
+    clock.now_ms += RETENTION_MS
+    other = GcSweep(truth, clock, transactions.metrics, retention_ms=RETENTION_MS)
+    store.before_reads.append(other.collect_once)
+    store.requests = 0
+    assert await gc.collect_once() == Collected(deleted=0, kept=0)
+    assert await left(truth) == [] and not store.before_reads
+    assert store.requests == 1, "once it has read that the headers are gone, it asks for nothing more"
+
+
+async def test_a_sweep_whose_horizon_others_move_each_time_deletes_nothing(
+    transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
+) -> None:
+    """It does not try for ever, and the next one goes on."""
+    txn_id = await begin(transactions)
+    await transactions.commit(txn_id)
+    clock.now_ms += RETENTION_MS
+
+    async def moved() -> None:
+        await truth.apply(truth.batch().put(paths.GC_HORIZON, b'{"revision":1}'))
+
+    store.before_applies.extend([moved] * _MOST_RIVALS)
+    with pytest.raises(StoreUnavailable, match="other sweeps moved the horizon each time") as given_up:
+        await gc.collect_once()
+    assert given_up.value.definite and await gc_horizon(truth) == 1
+    assert await truth.get(paths.header(txn_id)) is not None
+    assert await gc.collect_once() == Collected(deleted=1, kept=0)
 
 
 async def test_an_operation_that_slips_in_behind_the_look_keeps_the_header(

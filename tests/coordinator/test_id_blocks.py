@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from metastore.errors import StoreUnavailable
+from metastore.txn import id_blocks
 from metastore.txn.id_blocks import BLOCK_SECONDS, BLOCK_SIZE, IdBlocks
 from metatxn.wire.ids import TxnId
 from tests.coordinator.stores import Fault, FaultyStore
@@ -49,6 +50,26 @@ async def test_a_caller_that_goes_away_takes_no_block_with_it(store: FaultyStore
     await asyncio.sleep(0)
     impatient.cancel()
     assert await patient == TxnId(0, 1)
+
+
+async def test_who_is_never_the_first_at_a_new_block_is_refused_in_the_end(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was begun, so the error is definite; and the next one who asks is served."""
+    monkeypatch.setattr(id_blocks, "_MOST_BLOCKS", 3)
+    ids = IdBlocks(store, 0, block_size=1)
+    greedy_ones: list[TxnId] = []
+
+    async def be_greedy() -> None:
+        while True:
+            greedy_ones.extend(await ids.take(1))
+
+    greedy, patient = asyncio.create_task(be_greedy()), asyncio.create_task(ids.take(1))
+    with pytest.raises(StoreUnavailable, match="other requests took the transaction ids of every block") as refused:
+        await patient
+    greedy.cancel()
+    assert refused.value.definite and greedy_ones == [TxnId(0, number) for number in (1, 2, 3)]
+    assert (await ids.next()).sequence > 3
 
 
 async def test_a_block_is_used_for_its_time_only(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,17 @@ async def test_checks_that_fail_name_themselves_and_the_record_they_met(store: M
         assert await store.get("/once") == once
 
 
+async def test_a_record_may_be_deleted_if_nobody_has_written_it_since_it_was_created(store: MetadataStore) -> None:
+    for key in ("/once", "/twice", "/twice"):
+        await put(store, key)
+    await store.apply(store.batch().check(FirstVersion("/once")).delete("/once"))
+    assert await store.get("/once") is None
+    for key in ("/twice", "/once"):
+        with pytest.raises(CheckFailed):
+            await store.apply(store.batch().check(FirstVersion(key)).delete(key))
+    assert await store.get("/twice") is not None
+
+
 async def test_the_first_failed_check_in_the_order_of_the_batch_is_named(store: MetadataStore) -> None:
     record = await put(store, "/a", b"1")
     other = await put(store, "/b", b"2")

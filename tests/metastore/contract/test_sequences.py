@@ -10,10 +10,11 @@ import asyncio
 
 import pytest
 
-from metastore import keys
+from metastore import api, keys
 from metastore.api import MetadataStore
-from metastore.errors import CheckFailed, InvalidBatch
-from metastore.types import Absent, Record
+from metastore.errors import CheckFailed, InvalidBatch, StoreUnavailable
+from metastore.types import Absent, Applied, Batch, Record
+from tests.coordinator.stores import WrappedStore
 from tests.metastore.factories import BY_COLOR, Backend
 
 PREFIXES = ["/q/", "/q/1", "/q", "/é a/", "/q:%2F/", "/q/%", "😀"]
@@ -75,6 +76,32 @@ async def test_a_record_that_somebody_put_there_is_kept(store: MetadataStore) ->
     assert failed.value.current == await store.get(taken)
     await store.apply(store.batch().delete(taken))
     assert (await store.put_sequential("/q/", b"")).key == taken
+
+
+async def test_a_counter_that_others_move_each_time_is_given_up_and_nothing_is_written(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_MOST_ROUNDS", 3)
+    other = await backend.open()
+    store = Overtaken(other, "/seq/%2Fq%2F")
+    with pytest.raises(StoreUnavailable, match="/q/ first each time") as given_up:
+        await store.put_sequential("/q/", b"")
+    with pytest.raises(StoreUnavailable, match="/seq/%2Fq%2F first each time"):
+        await store.lease_ids("/seq/%2Fq%2F", 10)
+    assert given_up.value.definite and (await other.scan("/q/")).records == []
+    assert (await other.put_sequential("/q/", b"")).key == f"/q/{keys.number(7)}", "none of their numbers is used again"
+
+
+class Overtaken(WrappedStore):
+    """A process that is slow: just before each of its applies, another one takes the next number of a counter."""
+
+    def __init__(self, truth: MetadataStore, counter: str) -> None:
+        super().__init__(truth)
+        self._counter = counter
+
+    async def apply(self, batch: Batch) -> Applied:
+        await self.truth.lease_ids(self._counter, 1)
+        return await super().apply(batch)
 
 
 async def test_a_counter_that_holds_no_number_harms_nobody_else(store: MetadataStore) -> None:

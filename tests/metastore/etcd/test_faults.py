@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
+
 from metastore.backends.etcd import EtcdStore
-from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
+from metastore.errors import CheckFailed, OutcomeUnknown, StoreClosed, StoreUnavailable
 from metastore.types import Record
 from tests.metastore.etcd.conftest import OpenStore
+from tests.metastore.proxies import Proxy
 from tests.servers import EtcdServer
 
 CALLERS = 16
@@ -124,3 +127,16 @@ async def test_every_answer_is_true(own_server: EtcdServer, open_store: OpenStor
         int(record.value) for record in [await later.get(f"/counters/{n}") for n in range(CALLERS)] if record
     ] == steps
     assert len(stored) >= 1_000 * len(ROUNDS)
+
+
+async def test_a_question_that_is_under_way_when_the_store_is_closed_is_told_so(
+    etcd_server: EtcdServer,
+) -> None:
+    async with Proxy(etcd_server.port) as proxy:
+        store = await EtcdStore.open([proxy.endpoint], "/closing")
+        arrived = proxy.hold_from(b"/closing/", forward=True)
+        asking = asyncio.create_task(store.takes_operations(1))
+        await arrived.wait()
+        await store.close()
+        with pytest.raises(StoreClosed):
+            await asking

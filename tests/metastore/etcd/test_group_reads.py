@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from metastore.backends.etcd import RECORDS_OF_FIRST_PAGE
 from metastore.backends.etcd_group_reads import IN_FLIGHT, GroupReads
-from metastore.backends.etcd_stubs import RangeResponse
+from metastore.backends.etcd_stubs import RangeRequest, RangeResponse
 from metastore.errors import StoreUnavailable
-from metastore.types import Revision
+from metastore.types import Applied, Revision
 from tests.metastore.etcd.conftest import OpenStore
 from tests.servers import EtcdServer
 
@@ -129,3 +131,25 @@ async def test_what_is_compacted_away_between_two_parts_is_read_again(
     values = {record.value for record in (snapshot.records[keys[0]], snapshot.records[keys[-1]]) if record}
     assert (values, len(snapshot.records)) == ({b"after"}, 300)
     assert snapshot.revision == revisions[1] > revisions[0]
+
+
+async def test_what_is_compacted_away_between_two_pages_is_read_again(
+    etcd_server: EtcdServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(etcd_server)
+    keys = [f"/{number:02d}" for number in range(RECORDS_OF_FIRST_PAGE + 1)]
+    await asyncio.gather(*(store.apply(store.batch().put(key, b"before")) for key in keys))
+    ask, applied = store._ask, list[Applied]()
+
+    async def compacted(method: Any, request: Any) -> Any:
+        if isinstance(request, RangeRequest):  # the second page; the first one shares its request with other reads
+            monkeypatch.undo()
+            applied.append(await store.apply(store.batch().put(keys[0], b"after").put(keys[-1], b"after")))
+            await asyncio.to_thread(etcd_server.compact)
+        return await ask(method, request)
+
+    monkeypatch.setattr(store, "_ask", compacted)
+    found = await store.scan("/")
+    assert [record.key for record in found.records] == keys
+    assert found.records[0].value == found.records[-1].value == b"after"
+    assert found.revision >= applied[0].revision

@@ -338,6 +338,14 @@ async def test_no_space_is_believed_only_after_a_look_at_the_marker(
     assert [record.version for record in (await store.scan("/")).records] == [applied.revision]
 
 
+async def test_a_read_that_the_server_refuses_says_why(etcd_server: EtcdServer, open_store: OpenStore) -> None:
+    store = await open_store(etcd_server)
+    inject(store, refused)
+    with pytest.raises(StoreUnavailable, match="refuses the read: INVALID_ARGUMENT: etcdserver: refused by the test"):
+        await store.get("/a")
+    assert await store.get("/a") is None
+
+
 async def test_a_marker_that_somebody_removed_is_taken_up_again(etcd_server: EtcdServer) -> None:
     store = await EtcdStore.open([etcd_server.endpoint], "/removed")
     await store.apply(store.batch().create("/a", b""))

@@ -16,6 +16,7 @@ import pytest
 
 from metastore.api import MetadataStore
 from metastore.backends.etcd import EtcdStore
+from metastore.backends.etcd_connection import EtcdConnection
 from metastore.doctor import examine
 from metastore.errors import StoreUnavailable
 from metastore.types import Changes
@@ -106,6 +107,25 @@ async def test_a_certificate_that_nobody_trusts_is_named(
     ):
         with EtcdServer(tmp_path / problem, certificate=certificate) as server:
             assert problem in await refusal(f"etcd://{server.endpoint}/wrong?ca={authority.ca}")
+
+
+async def test_an_https_endpoint_needs_no_further_setting_for_tls() -> None:
+    """Its server may have a certificate that the machine trusts anyway."""
+    hello: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await reader.read(1)
+        if not hello.done():
+            hello.set_result(first)
+        writer.close()
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        connection = await EtcdConnection.open([f"https://127.0.0.1:{port}"])
+        assert not connection.ready  # and so it begins to connect
+        async with asyncio.timeout(BOUND_S):
+            assert await hello == b"\x16", "the first byte of a TLS handshake"
+        await connection.close()
 
 
 async def test_a_client_that_the_server_does_not_trust_is_told_so(

@@ -9,6 +9,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from metastore.backends.etcd import EtcdStore
@@ -16,6 +17,7 @@ from metastore.backends.etcd_settings import MUCH_HISTORY, EtcdSettings, parsed_
 from metastore.doctor import examine
 from metastore.errors import StoreFull
 from tests.metastore.etcd.conftest import OpenStore
+from tests.metastore.etcd.test_lost_replies import error
 from tests.servers import EtcdCluster, EtcdServer
 
 GOOD = EtcdSettings(
@@ -67,6 +69,19 @@ async def test_an_alarm_is_told_as_long_as_it_is_raised(tmp_path: Path, open_sto
         assert "etcd alarm" in {each.check async for each in examine(store) if each.verdict == "problem"}
         server.etcdctl("alarm", "disarm")
         assert "etcd alarm" not in {each.check async for each in examine(store)}
+
+
+async def test_a_user_who_may_not_see_the_status_is_told_nothing(
+    etcd_server: EtcdServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(etcd_server)
+    assert await store.size_bytes()
+
+    async def refused(*_: object, **__: object) -> None:
+        raise error(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
+
+    monkeypatch.setattr(store.connection.maintenance, "Status", refused)
+    assert (await store.size_bytes(), await store.why_full(), await store.alarms()) == (None, None, [])
 
 
 async def test_a_member_that_is_away_is_a_problem(tmp_path: Path) -> None:

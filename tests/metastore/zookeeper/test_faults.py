@@ -7,11 +7,13 @@ cache that only a watch feeds with a full scan.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.backends.zookeeper_wire import Culprit, MultiRead
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Event, Resync
 from metastore.watches import Mirror
@@ -75,6 +77,43 @@ async def test_an_answer_that_never_comes_is_unknown_and_settled_later(
 async def test_no_host_that_answers_is_an_error_in_time() -> None:
     with pytest.raises(StoreUnavailable):
         await ZooKeeperStore.open([f"127.0.0.1:{free_port()}"], options=ZooKeeperOptions(deadline_ms=200))
+
+
+async def test_a_request_that_is_never_answered_is_an_error_in_time(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(zookeeper_server)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(store._connection, "send", lambda request: loop.create_future())
+    with pytest.raises(StoreUnavailable, match="no answer in time") as given_up:
+        await store._connection.ask(MultiRead([]), loop.time())
+    assert given_up.value.definite
+
+
+@pytest.mark.parametrize("answer", [Culprit(1, -2), [None, None, None]], ids=["refused", "without a root"])
+async def test_an_answer_from_which_nothing_can_be_learnt_is_asked_for_again(
+    zookeeper_server: ZooKeeperServer,
+    open_store: OpenStore,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Culprit | list[None],
+) -> None:
+    store = await open_store(zookeeper_server)
+    await store.apply(store.batch().put("/a", b"1"))
+    send = store._connection.send
+
+    async def answered_otherwise(request: MultiRead) -> Any:
+        await send(request)
+        return answer
+
+    def send_once(request: Any) -> asyncio.Future[Any]:
+        if not isinstance(request, MultiRead):
+            return send(request)
+        monkeypatch.undo()
+        return asyncio.ensure_future(answered_otherwise(request))
+
+    monkeypatch.setattr(store._connection, "send", send_once)
+    record = await store.get("/a")
+    assert record is not None and record.value == b"1"
 
 
 async def test_the_next_host_takes_over(own_server: ZooKeeperServer) -> None:

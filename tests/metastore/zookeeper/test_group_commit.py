@@ -7,10 +7,13 @@ Method: another client acts just before the request arrives, so that what was be
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from metastore.backends import zookeeper_plan
 from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.backends.zookeeper_reads import ZooKeeperListing
 from metastore.errors import CheckFailed, InvalidBatch
 from metastore.types import Absent, Applied, AtVersion, EmptyRange, FirstVersion, IndexDefinition, Record
 from tests.metastore.zookeeper.conftest import OpenStore, children
@@ -144,6 +147,43 @@ async def test_a_record_that_appears_in_any_other_range_is_noticed_too(
     assert failed.value.current == await existing(two, "/r/b")
 
 
+async def test_a_record_that_appears_in_one_range_while_another_one_is_read_is_noticed(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    """Their emptiness was seen at two revisions, which one look at the tip cannot prove."""
+    one, two = await pair(zookeeper_server, open_store)
+    one._commit._on_group = sizes.append
+    read = one._snapshots.range
+
+    async def interrupted(start: str, end: str, deadline: float, **options: Any) -> ZooKeeperListing:
+        listing = await read(start, end, deadline, **options)
+        monkeypatch.undo()
+        await two.apply(two.batch().put("/r/b", b""))
+        return listing
+
+    monkeypatch.setattr(one._snapshots, "range", interrupted)
+    checked = one.batch().check(EmptyRange("/r/a", "/r/f"), EmptyRange("/s/a", "/s/f"))
+    with pytest.raises(CheckFailed) as failed:
+        await one.apply(checked.put("/wrong", b""))
+    assert failed.value.current == await existing(two, "/r/b")
+    assert sizes == [], "it is not even sent"
+
+
+async def test_a_record_that_was_written_again_is_not_deleted_as_one_that_was_not(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
+) -> None:
+    one, two = await pair(zookeeper_server, open_store)
+    await one.apply(one.batch().put("/a", b"1"))
+
+    async def again() -> None:
+        await two.apply(two.batch().put("/a", b"2"))
+
+    inject(one, before(again))
+    with pytest.raises(CheckFailed) as failed:
+        await one.apply(one.batch().check(FirstVersion("/a")).delete("/a"))
+    assert failed.value.current == await existing(two, "/a")
+
+
 @pytest.mark.parametrize(("start", "end"), [("/r/", "/r0"), ("/r/a", "/r/z")])
 async def test_a_range_delete_takes_what_appears_just_before_it(
     zookeeper_server: ZooKeeperServer, open_store: OpenStore, start: str, end: str
@@ -203,6 +243,42 @@ async def test_a_directory_that_vanishes_or_appears_is_no_matter(
     await one.apply(one.batch().create("/new/dir/2", b"").check(Absent("/new/dir/x/y")))
     keys = [record.key for record in (await two.scan("/")).records]
     assert keys == ["/d/e/2", "/new/dir/1", "/new/dir/2"]
+
+
+async def test_a_directory_that_is_used_again_stays_and_keeps_no_other_one(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
+) -> None:
+    """It was empty when it was looked at, and is not when its removal arrives."""
+    one, two = await pair(zookeeper_server, open_store)
+    await one.apply(one.batch().put("/used/1", b"").put("/empty/1", b""))
+    await one.apply(one.batch().delete("/used/1").delete("/empty/1"))
+
+    async def use() -> None:
+        await two.apply(two.batch().put("/used/2", b""))
+
+    inject(one, before(use))
+    await one._janitor.remove_empty([one._paths.directory(directory) for directory in ("/used/", "/empty/")])
+    assert await children(two, two._paths.directory("/empty/")) == []
+    left = [path for path in await children(two, two._paths.records) if "used" in path or "empty" in path]
+    assert [f"{two._paths.records}/{name}" for name in left] == [two._paths.directory("/used/")]
+    assert [record.key for record in (await one.scan("/")).records] == ["/used/2"]
+
+
+async def test_no_more_is_believed_than_memory_allows(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was forgotten is read again."""
+    monkeypatch.setattr(zookeeper_plan, "_MAX_CACHED", 3)
+    one, two = await pair(zookeeper_server, open_store)
+    keys = [f"/{number}/k" for number in range(8)]
+    for key in keys:
+        await one.apply(one.batch().create(key, b"1"))
+        assert len(one._beliefs.records) <= 3 and len(one._beliefs.directories) <= 3
+    for key in keys:
+        await one.apply(one.batch().replace(await existing(two, key), b"2"))
+        await one.apply(one.batch().put(f"{key}/below", b""))
+    found = {record.key: record.value for record in (await two.scan("/")).records}
+    assert found == dict.fromkeys(keys, b"2") | {f"{key}/below": b"" for key in keys}
 
 
 async def test_a_late_header_decision_loses_alone(

@@ -23,9 +23,11 @@ KEYS = [f"/{number:04d}" for number in range(OPERATIONS_PER_READ + 1)]
 FIRST, CREATED, LAST = KEYS[0], KEYS[1], KEYS[-1]
 
 
+@pytest.mark.parametrize("trimmed", [False, True])
 async def test_records_are_of_one_revision_whatever_is_written_between_two_requests(
-    zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, trimmed: bool
 ) -> None:
+    """Also if the log does not tell it any more: then they are read again."""
     store = await open_store(zookeeper_server)
     await store.apply(store.batch().put(FIRST, b"before").put(LAST, b"before"))
     read, requests, answered = store._connection.read, 0, asyncio.Event()
@@ -37,6 +39,8 @@ async def test_records_are_of_one_revision_whatever_is_written_between_two_reque
             await answered.wait()
             monkeypatch.undo()
             await store.apply(store.batch().delete(FIRST).put(CREATED, b"new").put(LAST, b"after").put("/other", b""))
+            if trimmed:
+                await store.compact()
         reading = await read(operations, deadline)
         answered.set()
         return reading

@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metastore.api import telling_others
-from metastore.backends.zookeeper_connection import _went_back
-from metastore.backends.zookeeper_wire import Stat
+from metastore.backends.zookeeper_connection import LostError, _went_back
+from metastore.backends.zookeeper_wire import MultiRead, Stat, Sync
 from metastore.errors import OutcomeUnknown, StoreUnavailable, StoreWentBack
 from tests.metastore.zookeeper.conftest import OpenStore
+from tests.metastore.zookeeper.faults import end_session
 from tests.participants.restored.backups import ZooKeeper, ensemble_of_one
 from tests.servers import ZooKeeperServer
 
@@ -56,6 +58,33 @@ async def test_nothing_is_read_from_or_written_into_a_restored_server(
         assert [record.value if record else None for record in found.records.values()] == [b"before", None, None]
         assert found.revision < revision
         await store.apply(store.batch().put("/mark", b""))
+
+
+@pytest.mark.parametrize("lost", ["sync", "answer"])
+async def test_a_connection_that_is_lost_while_it_is_compared_is_compared_again(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """kazoo may say so before it says that there is no connection."""
+    store = await open_store(zookeeper_server)
+    await store.apply(store.batch().put("/a", b"1"))
+    connection, read_back = store._connection, asyncio.Event()
+    send = connection.send
+
+    def send_or_lose(request: Any) -> asyncio.Future[Any]:
+        if not isinstance(request, Sync if lost == "sync" else MultiRead):
+            return send(request)
+        monkeypatch.undo()
+        read_back.set()
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answered.set_exception(LostError("by the test"))
+        answered.exception()
+        return answered
+
+    monkeypatch.setattr(connection, "send", send_or_lose)
+    await end_session(store)
+    await read_back.wait()
+    record = await store.get("/a")
+    assert record is not None and record.value == b"1"
 
 
 def stat(version: int, mzxid: int) -> Stat:

@@ -23,7 +23,7 @@ from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.pending_acks import Ack
 from participants.subscription.segment_subscription import AckRefused, SegmentSubscription
 from participants.subscription.segment_subscriptions import subscriptions_of
-from participants.subscription.share import LocalShare
+from participants.subscription.share import LocalShare, WaitRequest
 from participants.subscription.taking import Taker, TakingEntries
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.subscription.consuming import TOPIC, Consuming
@@ -213,6 +213,21 @@ async def test_what_is_acknowledged_is_known_to_the_next_owner(consuming: Consum
     await consuming.crash()
     part = await part_of(consuming)
     assert [value for value, _ in await taken(part, await part.attached.attach("a"))] == [1]
+
+
+async def test_a_home_is_not_told_of_messages_that_only_an_attached_consumer_may_have(consuming: Consuming) -> None:
+    """Where one consumer at a time gets the messages of a segment: it would ask for them again and again."""
+    await consuming.subscribe(kind="failover")
+    await consuming.publish(0)
+    part = await part_of(consuming)
+    number = await part.attached.attach("a")
+    waiting = asyncio.create_task(LocalShare({part.segment.id: part}).wait(WaitRequest((part.segment.id,)), 60))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    await part.attached.detach(number)
+    await waiting
+    assert await consuming.values() == [0]
 
 
 async def test_an_acknowledgement_that_is_not_stored_is_not_confirmed(consuming: Consuming) -> None:

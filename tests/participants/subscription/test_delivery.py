@@ -17,6 +17,7 @@ import pytest
 
 from metastore.errors import StoreUnavailable
 from metastore.txn import paths
+from metatxn.wire import errors
 from metatxn.wire.frames import RawFrame
 from metatxn.wire.names import MessageId
 from metatxn.wire.position import Position
@@ -24,9 +25,11 @@ from participants.segment.trimming import trim
 from participants.subscription import deliveries
 from participants.subscription.dispatch import Dispatch
 from participants.subscription.segment_subscriptions import subscriptions_of
+from participants.topic.messages import Messages
+from participants.topic.subscriptions import Subscriptions
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World
-from tests.participants.subscription.consuming import Consuming
+from tests.participants.subscription.consuming import TOPIC, Consuming
 
 
 async def given(consuming: Consuming, consumer: str = "c") -> Any:
@@ -317,6 +320,71 @@ async def test_a_topic_of_several_segments_is_one_subscription(world: World, tmp
     shown = (await consuming.asked("GET", "/subscriptions/s"))["segments"]
     assert len(shown) == 3 and sum(part["unacked"] for part in shown) == 30
     await consuming.process.stop()
+
+
+async def test_while_a_segment_is_not_served_nobody_is_shown_half_a_subscription(world: World) -> None:
+    """Nor is half of what consumers hold given to others."""
+    consuming = await Consuming.start(world, segments=2)
+    await consuming.subscribe()
+    messages = [{"key": str(number), "value": number} for number in range(20)]
+    await consuming.asked("POST", "/messages", {"messages": messages})
+    assert len(await consuming.receive()) == 20
+    away = consuming.segments[1]
+    opening = world.store.hold_read(lambda keys: list(keys) == [paths.segment(away)])
+    (await consuming.segment(away)).lose("for the test")
+    await opening.reached.wait()
+    for method, path, body in (("GET", "", None), ("POST", "/redeliver", {})):
+        answer = await consuming.ask(method, f"/subscriptions/s{path}", body)
+        assert (answer.status_code, answer.json()["code"]) == (503, "STORE_UNAVAILABLE")
+        assert answer.json()["segment"] == away
+    opening.go.set()
+    while consuming.process.broker.not_ready:
+        await consuming.process.broker._opened.wait()
+    shown = (await consuming.asked("GET", "/subscriptions/s"))["segments"]
+    unacked = {each["segment"]: each["unacked"] for each in shown}
+    assert unacked[consuming.segments[0]] > 0 and unacked[away] == 0, "only what it held has returned"
+    await consuming.process.stop()
+
+
+async def test_a_home_that_was_replaced_gives_nothing_to_who_has_asked_it(consuming: Consuming) -> None:
+    """Neither to those that wait, nor to one whose request comes late."""
+    await consuming.subscribe()
+    broker = consuming.process.broker
+    served = await Subscriptions(broker, Messages(broker)).at_home(TOPIC, "s")
+    waiting = asyncio.create_task(served.receive("waits", 1, 60_000))
+    while not served.consumers:
+        await asyncio.sleep(0)
+    served.close()
+    with pytest.raises(errors.StoreUnavailable, match="has begun again"):
+        await waiting
+    await consuming.publish(0)
+    with pytest.raises(errors.StoreUnavailable, match="has begun again"):
+        await served.receive("comes late", 1, 0)
+    assert await consuming.values() == [0]
+
+
+async def test_a_home_whose_segment_is_opened_again_while_it_reads_the_layout_gives_nothing(
+    consuming: Consuming,
+) -> None:
+    """It is another home then, which may have given the messages to others already."""
+    await consuming.subscribe()
+    broker, segment = consuming.process.broker, await consuming.segment()
+    served = await Subscriptions(broker, Messages(broker)).at_home(TOPIC, "s")
+    waiting = asyncio.create_task(served.receive("c", 1, 60_000))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    broker.forget_topic(TOPIC)
+    reading = consuming.world.store.hold_read(lambda keys: list(keys) == [paths.topic(TOPIC)])
+    segment.changed.notify()
+    await reading.reached.wait()
+    segment.lose("for the test")
+    while broker.served.get(segment.id) in (None, segment):
+        await asyncio.sleep(0.001)
+    await consuming.publish(0)
+    reading.go.set()
+    with pytest.raises(errors.StoreUnavailable, match="has begun again"):
+        await waiting
+    assert await consuming.values() == [0]
 
 
 async def test_89_a_split_keeps_the_order_of_keys_and_loses_nothing(consuming: Consuming) -> None:

@@ -20,7 +20,7 @@ from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.extent import usually
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.devices import on_local_files
-from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
+from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, deletes, puts
 from tests.participants.segment.world import World
 from tests.participants.subscription.by_key import put
 from tests.participants.subscription.consuming import Consuming
@@ -413,6 +413,58 @@ async def test_a_plain_ack_is_answered_once_it_is_durable_and_not_before(consumi
     assert await consuming.values() == [2]
 
 
+async def test_a_record_of_the_cursor_that_was_deleted_without_an_answer_holds_up_no_later_write(
+    consuming: Consuming,
+) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(4))
+    await consuming.acked(ids[2:3])
+    assert len(await consuming.keys(paths.CURSORS)) == 2, "a range behind a gap, besides the place before it"
+    consuming.world.store.fault(Fault(deletes(paths.CURSORS), after=OutcomeUnknown("no answer")))
+    assert (await consuming.ack(ids[:2])).json()["code"] == "OUTCOME_UNKNOWN"
+    await consuming.acked(ids[:2])
+    segment = await consuming.segment()
+    mark = paths.cursor_mark(segment.id, "s", 1)
+    assert await consuming.keys(paths.CURSORS) == [mark]
+    await consuming.crash()
+    assert await consuming.values() == [3]
+
+
+async def test_the_same_acknowledgement_sent_twice_at_once_is_one_operation(consuming: Consuming) -> None:
+    """The second one waits for the first."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(0)
+    txn = await consuming.world.begin()
+    held = consuming.world.store.fault(Fault(INTENT, hold_before=True))
+    acking = [asyncio.create_task(consuming.ack(ids, txn)) for _ in range(2)]
+    await held.reached.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not any(each.done() for each in acking)
+    held.go.set()
+    assert [(await each).status_code for each in acking] == [200, 200]
+    assert len(await consuming.world.operations(txn)) == 1
+
+
+async def test_an_acknowledgement_on_its_way_when_the_segment_is_closed_may_be_stored(consuming: Consuming) -> None:
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    held = consuming.world.store.fault(Fault(INTENT, hold_after=True))
+    acking = asyncio.create_task(consuming.ack(ids[:1], txn))
+    await held.reached.wait()
+    (await consuming.segment()).lose("for the test")
+    answer = (await acking).json()
+    assert (answer["code"], answer["definite"]) == ("OUTCOME_UNKNOWN", False)
+    assert "the segment was closed" in answer["detail"]
+    while consuming.process.broker.not_ready:
+        await consuming.process.broker._opened.wait()
+    await consuming.acked(ids[:1], txn)
+    assert len(await consuming.world.operations(txn)) == 1, "it was there, and was found"
+    await consuming.commit(txn)
+    assert await consuming.values() == [1]
+
+
 async def test_the_cursor_is_durable_before_the_operations_are_deleted(consuming: Consuming) -> None:
     """DESIGN §5.10. Dies between the two: nothing is lost, and it is done again."""
     await consuming.subscribe()
@@ -477,6 +529,29 @@ async def test_a_deposed_broker_can_acknowledge_nothing(consuming: Consuming) ->
     assert await consuming.keys(paths.CURSORS) == [] and again.lost
 
 
+async def test_a_deposed_broker_leaves_the_operations_to_the_next_owner(consuming: Consuming) -> None:
+    """It finds out when it deletes those of a transaction that it has carried out."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    store, segment = consuming.world.store, await consuming.segment()
+    held = store.fault(Fault(CLEANUP, hold_before=True))
+    await consuming.world.commit(txn)
+    await held.reached.wait()
+    owner = await store.get(paths.segment_owner(segment.id))
+    assert owner is not None
+    await store.apply(store.batch().replace(owner, owner.value))
+    held.go.set()
+    while not segment.lost:
+        await segment.changed.wait()
+    while consuming.process.broker.not_ready:
+        await consuming.process.broker._opened.wait()
+    await consuming.idle()
+    assert await consuming.world.operations(txn) == []
+    assert await consuming.values() == [1]
+
+
 # -- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -501,6 +576,27 @@ async def test_80_107_pending_acks_survive_a_restart_and_end_after_it(consuming:
     assert await consuming.conflicts(ids[1:2], three)
     await consuming.crash()
     assert await consuming.values() == ([] if commits else list(range(2, MANY, 2))), "0 is pending in the third"
+
+
+async def test_a_decision_that_comes_while_the_header_is_read_is_carried_out(consuming: Consuming) -> None:
+    """When the segment is opened again: the answer says that the transaction is open, and its event has come before."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    txn = await consuming.world.begin()
+    await consuming.acked(ids[:1], txn)
+    held = consuming.world.store.hold_read(lambda keys: paths.header(txn) in keys)
+    (await consuming.segment()).lose("for the test")
+    await held.reached.wait()
+    mirror, revision = consuming.process.broker._mirror, await consuming.world.commit(txn)
+    while mirror.revision < revision:
+        await asyncio.sleep(0)
+    await mirror.told()
+    held.go.set()
+    while consuming.process.broker.not_ready:
+        await consuming.process.broker._opened.wait()
+    await consuming.idle()
+    assert await consuming.world.operations(txn) == []
+    assert await consuming.values() == [1]
 
 
 @on_local_files  # with objects it is the events that make a broker take a segment
@@ -652,6 +748,38 @@ async def test_a_reconcile_that_fails_follows_nothing(consuming: Consuming) -> N
         await reconciling
     consuming.world.store.away = None
     assert not consuming.process.broker._mirror._listeners
+
+
+async def test_a_transaction_that_acknowledges_more_while_a_reconcile_looks_for_it_is_not_taken_for_ended(
+    consuming: Consuming,
+) -> None:
+    """Its header is not there: it was collected without its end being told. What is on its way may still be stored, as
+    far as this read can tell; the next reconcile ends it."""
+    await consuming.subscribe()
+    ids = await consuming.publish_each(*range(2))
+    await consuming.receive()
+    world, store, txn = consuming.world, consuming.world.store, await consuming.world.begin()
+    store.fault(Fault(INTENT, before=OutcomeUnknown("no answer")))
+    assert (await consuming.ack(ids[:1], txn)).json()["code"] == "OUTCOME_UNKNOWN"
+    store.dropping = True
+    await world.abort(txn)
+    await world.collect(txn)
+    read = store.hold_read(lambda keys: paths.header(txn) in keys)
+    subscriptions = subscriptions_of(await consuming.segment())
+    reconciling = asyncio.create_task(subscriptions.reconcile())
+    await read.reached.wait()
+    sent = store.fault(Fault(INTENT, hold_before=True))
+    acking = asyncio.create_task(consuming.ack(ids[1:], txn))
+    await sent.reached.wait()
+    read.go.set()
+    await reconciling
+    assert (await consuming.shown())["pending_acks"] == {str(txn): 2}
+    sent.go.set()
+    assert (await acking).json()["code"] == "TXN_NOT_FOUND"
+    await subscriptions.reconcile()
+    await consuming.idle()
+    assert (await consuming.shown())["pending_acks"] == {}
+    assert await consuming.redeliver() == 1 and await consuming.values() == [0, 1]
 
 
 async def test_operations_of_an_earlier_life_are_not_followed(consuming: Consuming) -> None:

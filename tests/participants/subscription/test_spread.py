@@ -26,6 +26,7 @@ from participants.subscription.definitions import Definitions
 from participants.subscription.home import Home
 from participants.subscription.places import Start
 from participants.subscription.segment_subscriptions import subscriptions_of
+from participants.topic import subscription
 from tests.over_httpx import OverHttpx
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.shared import SharedBroker
@@ -456,6 +457,77 @@ async def test_messages_in_an_answer_that_was_lost_between_brokers_come_again(sp
     home.can_reach(spreading.brokers)
     await spreading.asked("DELETE", "/subscriptions/s/consumers/a")
     assert await spreading.all_values(consumer="b") == list(VALUES)
+
+
+class DropsOnTheWay(httpx.AsyncBaseTransport):
+    """On the ways from the home to other brokers: the subscription is dropped just before the second `take` arrives."""
+
+    def __init__(self, spreading: Spreading) -> None:
+        self._spreading = spreading
+        self._ways = {httpx.URL(each.url).host: each.http._transport for each in spreading.brokers}
+        self.takes = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/share/take"):
+            self.takes += 1
+            if self.takes == 2:
+                other = self._spreading.elsewhere()[0]
+                await self._spreading.ask("DELETE", "/subscriptions/s", at=other)
+        return await self._ways[request.url.host].handle_async_request(request)
+
+
+async def test_messages_that_were_taken_before_a_drop_was_noticed_reach_their_consumer(spreading: Spreading) -> None:
+    """And the next request is told of the drop."""
+    await spreading.subscribe()
+    for broker in spreading.elsewhere():
+        segment = next(iter(broker.broker.served))
+        key = next(key for key in map(str, count()) if takes(segment, key))
+        await spreading.asked("POST", "/messages", {"messages": [{"key": key, "value": broker.url}]})
+    home = spreading.home
+    ways = DropsOnTheWay(spreading)
+    home.broker.peers = OverHttpx(ways)
+    body = {"consumer": "c", "max": 1000}
+    answer = await spreading.ask("POST", "/subscriptions/s/receive", body, at=home)
+    assert ways.takes == 2 and answer.status_code == 200, answer.text
+    assert len(answer.json()["messages"]) == 1, "that of the broker that was asked first"
+    answer = await spreading.ask("POST", "/subscriptions/s/receive", body, at=home)
+    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+
+
+class RefusesToBeWaitedFor(httpx.AsyncBaseTransport):
+    """On the ways to other brokers."""
+
+    def __init__(self, brokers: Sequence[SharedBroker]) -> None:
+        self._ways = {httpx.URL(each.url).host: each.http._transport for each in brokers}
+        self.refused = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/share/wait"):
+            self.refused += 1
+            raise httpx.ConnectError("refused", request=request)
+        return await self._ways[request.url.host].handle_async_request(request)
+
+
+async def test_a_broker_that_refuses_to_be_waited_for_is_asked_again_after_a_while(
+    spreading: Spreading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And holds back nobody who waits for the messages of others."""
+    monkeypatch.setattr(subscription, "RETRY_S", 3_600)
+    await spreading.subscribe()
+    home = spreading.home
+    ways = RefusesToBeWaitedFor(spreading.brokers)
+    home.broker.peers = OverHttpx(ways)
+    body = {"consumer": "c", "wait_ms": 60_000}
+    waiting = asyncio.create_task(spreading.ask("POST", "/subscriptions/s/receive", body, at=home))
+    while ways.refused < len(spreading.elsewhere()):
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert ways.refused == len(spreading.elsewhere()) and not waiting.done()
+    segment = next(iter(home.broker.served))
+    key = next(key for key in map(str, count()) if takes(segment, key))
+    await spreading.asked("POST", "/messages", {"messages": [{"key": key, "value": "here"}]})
+    assert [message["value"] for message in (await waiting).json()["messages"]] == ["here"]
 
 
 class LostAnswers(httpx.AsyncBaseTransport):
