@@ -7,6 +7,7 @@ Spark's driver asks it, which is cheaper and shows every offset.
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import threading
 from collections import Counter, defaultdict
@@ -365,3 +366,56 @@ def test_what_is_not_committed_can_be_read_where_that_is_wanted(
         start = each.initialOffset()
         assert ids_between(each, start, next_batch(each, start)) == expected
     txn.abort()
+
+
+def test_a_time_is_a_place_to_start_at(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    """What an open transaction published before it is read nevertheless, once it is committed."""
+    name = topic(segments=1)
+    (segment,) = [each.segment for each in client.topic(name).segments]
+    for number in range(3):
+        write(client, name, [number])
+    times = [frame.publish_ms for frame in client.read_frames(segment).frames]
+    timed = reader(subscribe=name, startingTimestamp=str(times[1]))
+    start = timed.initialOffset()
+    expected = [number for number, published in enumerate(times) if published >= times[1]]
+    assert ids_between(timed, start, next_batch(timed, start)) == expected
+    pending = client.begin()
+    write(client, name, [3], pending)
+    later = reader(subscribe=name, startingTimestamp="2100-01-01T00:00:00Z")
+    start = later.initialOffset()
+    pending.commit()
+    assert ids_between(later, start, next_batch(later, start)) == [3]
+
+
+def test_a_reader_is_sent_to_the_tasks_without_what_the_driver_knows(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    name = topic()
+    write(client, name, [1, 2])
+    planning = reader(subscribe=name)
+    start = planning.initialOffset()
+    end = next_batch(planning, start)
+    sent = pickle.loads(pickle.dumps(planning))
+    read = [n for each in planning.partitions(start, end) for rows in sent.read(each) for n in rows["id"].to_pylist()]
+    assert sorted(read) == [1, 2]
+    sent.stop()
+    assert "_planner" not in vars(sent), "a task plans nothing"
+
+
+def test_the_latest_offset_is_reported_once_it_is_known(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    """It is how far everything can be read, although the batch is limited."""
+    name = topic(segments=1)
+    write(client, name, [1])
+    write(client, name, [2])
+    reporting = reader(subscribe=name)
+    assert reporting.reportLatestOffset() is None
+    start = reporting.initialOffset()
+    limited = next_batch(reporting, start, 1)
+    assert ids_between(reporting, start, limited) == [1]
+    reported = reporting.reportLatestOffset()
+    assert reported is not None
+    assert ids_between(reporting, limited, reported) == [2]
