@@ -182,8 +182,9 @@ class StreamPlanner:
         childless = {each for each in ended if not self._lineage.children(each)}
         if childless != self._childless:
             self._childless, self._childless_pause_s = childless, CHILDREN_S
-        if childless:
-            self._refresh_at = min(self._refresh_at, time.monotonic() + self._childless_pause_s)
+        look_at = time.monotonic() + self._childless_pause_s
+        if childless and look_at < self._refresh_at:
+            self._refresh_at = look_at
             self._childless_pause_s = min(2 * self._childless_pause_s, NEW_TOPICS_S)
 
     def _look(self, places: Places) -> tuple[Places, dict[str, SegmentHorizon]]:

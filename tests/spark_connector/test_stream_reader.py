@@ -13,6 +13,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -24,10 +25,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 import metatxn
+from metatxn.horizons import HorizonsAnswer
 from spark_connector.errors import DataLossError
+from spark_connector.horizons import MAX_MOVES
 from spark_connector.options import OptionError, read_options
 from spark_connector.reader import dataframe_schema
 from spark_connector.stream_reader import StreamReader
+from spark_connector.watch import NewsWatch
 from tests.spark_connector.conftest import TopicFactory
 from tests.spark_connector.helpers import PATIENCE_S, wait_until
 
@@ -419,3 +423,140 @@ def test_the_latest_offset_is_reported_once_it_is_known(
     reported = reporting.reportLatestOffset()
     assert reported is not None
     assert ids_between(reporting, limited, reported) == [2]
+
+
+def test_a_segment_that_keeps_moving_is_given_up(
+    url: str,
+    client: metatxn.Client,
+    topic: TopicFactory,
+    reader: Callable[..., StreamReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = topic(segments=1)
+    (segment,) = [each.segment for each in client.topic(name).segments]
+    asked = metatxn.Client.horizons
+    moves = MAX_MOVES - 1
+
+    def moving(self: metatxn.Client, *given: Any) -> HorizonsAnswer:
+        nonlocal moves
+        moves -= 1
+        return asked(self, *given) if moves < 0 else HorizonsAnswer(elsewhere={segment: "http://127.0.0.1:1"})
+
+    monkeypatch.setattr(metatxn.Client, "horizons", moving)
+    looking = reader(subscribe=name)
+    assert looking.initialOffset()["read_up_to"].keys() == {segment}
+    moves = MAX_MOVES
+    with pytest.raises(metatxn.NotOwner, match=f"the brokers redirect requests for segment {segment} to each other"):
+        looking.initialOffset()
+
+
+def test_children_of_a_sealed_segment_are_looked_for_less_and_less_often(
+    client: metatxn.Client,
+    topic: TopicFactory,
+    reader: Callable[..., StreamReader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until another one is sealed. That the brokers always have news, as of other transactions, changes nothing."""
+    monkeypatch.setattr(NewsWatch, "arm", lambda *_: None)  # so that there is a look each time
+    name = topic(segments=2)
+    first, second = [each.segment for each in client.topic(name).segments]
+    now = 1000.0
+    monkeypatch.setattr("spark_connector.stream_reader.time", SimpleNamespace(monotonic=lambda: now))
+    idle = reader(subscribe=name)
+    offset = idle.latestOffset(idle.initialOffset(), ReadAllAvailable())
+    looks: list[float] = []
+    find = metatxn.Client.topic
+    monkeypatch.setattr(metatxn.Client, "topic", lambda *given: (looks.append(now), find(*given))[1])
+
+    def pass_s(seconds: int) -> list[float]:
+        """When they were looked for meanwhile, in seconds from now."""
+        nonlocal now
+        looks.clear()
+        began = now
+        for _ in range(seconds):
+            now += 1
+            assert idle.latestOffset(offset, ReadAllAvailable()) == offset
+        return [at - began for at in looks]
+
+    assert pass_s(100) == []
+    client.seal_segment(first)
+    assert pass_s(130) == [2, 4, 8, 16, 32, 64, 124]
+    client.seal_segment(second)
+    assert pass_s(10) == [2, 4, 8]
+
+
+LAX = {"failOnDataLoss": "false"}
+
+
+def test_a_query_that_no_longer_subscribes_to_a_topic_drops_it(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    """Only where it may lose data: what is left of the topic may have been wanted."""
+    a, b = topic("a"), topic("b", segments=1)
+    (kept,) = [each.segment for each in client.topic(b).segments]
+    both = reader(subscribe=f"{a},{b}")
+    start = both.latestOffset(both.initialOffset(), ReadAllAvailable())
+    write(client, b, [1])
+    with pytest.raises(DataLossError, match=r"DATA_LOSS: segment://.*/a-.* its topic is no longer subscribed"):
+        next_batch(reader(subscribe=b), start)
+    fewer = reader(subscribe=b, **LAX)
+    end = next_batch(fewer, start)
+    assert end["read_up_to"].keys() == {kept}
+    assert ids_between(fewer, start, end) == [1]
+
+
+def test_a_place_whose_followers_were_trimmed_is_an_error_or_moved(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    name = topic(segments=1)
+    (segment,) = [each.segment for each in client.topic(name).segments]
+    write(client, name, [1])
+    strict, lax = reader(subscribe=name), reader(subscribe=name, **LAX)
+    start = next_batch(strict, strict.initialOffset())
+    write(client, name, [2])
+    write(client, name, [3])
+    wait_until(lambda: client.read_table(name).num_rows == 3, "all of it is visible")
+    client.trim_segment(segment, client.segment(segment).max_read_position)
+    with pytest.raises(DataLossError, match=r"entries after 1:0 and up to .* were trimmed"):
+        next_batch(strict, start)
+    end = next_batch(lax, start)
+    assert ids_between(lax, start, end) == [3]
+
+
+def test_a_batch_may_have_segments_that_its_reader_has_not_seen_yet(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    name = topic(segments=1)
+    write(client, name, [1])
+    late = reader(subscribe=name)
+    start = next_batch(late, late.initialOffset())
+    client.split_segment(client.topic(name).segments[0].segment)
+    write(client, name, [2])
+    planning = reader(subscribe=name)
+    end = next_batch(planning, start)
+    assert not end["read_up_to"].keys() & start["read_up_to"].keys(), "the children took over"
+    assert ids_between(late, start, end) == [2]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_batch_of_a_deleted_topic_is_an_error_or_empty(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader], known: bool
+) -> None:
+    """Whether the reader has heard of the deletion or not. The batch was planned by an earlier version, which did not
+    tell where it enters a segment."""
+    deleted, other = topic("deleted", segments=1), topic("other", segments=1)
+    for number, name in enumerate((deleted, other)):
+        write(client, name, [number])
+    strict, lax = reader(subscribe=f"{deleted},{other}"), reader(subscribe=f"{deleted},{other}", **LAX)
+    wait_until(lambda: client.read_table(deleted).num_rows + client.read_table(other).num_rows == 2, "both are visible")
+    ends = [next_batch(each, each.initialOffset())["read_up_to"] for each in (strict, lax)]
+    assert ends[0] == ends[1]
+    planned = {"read_up_to": ends[0]}
+    client.delete_topic(deleted)
+    if known:
+        with pytest.raises(DataLossError, match=f"{deleted} cannot be read any further: its topic was deleted"):
+            strict.prepareForTriggerAvailableNow()
+        lax.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLossError, match=rf"segment://.*{deleted}.* it was deleted|{deleted} .*topic was deleted"):
+        strict.partitions({"read_up_to": {}}, planned)
+    assert ids_between(lax, {"read_up_to": {}}, planned) == [1]
