@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Sequence
 from typing import Literal
@@ -37,15 +36,16 @@ class Directory:
         service is asked only once."""
         now = asyncio.get_running_loop().time
         deadline = now() + self._http.timeout_s
-        for attempt in itertools.count(1):
+        attempt = 1
+        while True:
             try:
                 return await self._ask_all()
             except MetatxnError as error:
                 pause = pause_s(attempt, self._randomness)
                 if not patient or not error.retriable or now() + pause >= deadline:
                     raise
+            attempt += 1
             await asyncio.sleep(pause)
-        raise AssertionError("counting does not end")
 
     async def _ask_all(self) -> Cluster:
         """Ask one service after another. Raises the error of the last one, or one that asking again would not

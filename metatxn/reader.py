@@ -239,6 +239,6 @@ class AsyncReader(Paged[Message]):
         try:
             head, entries = decode_page(answer.body)
         except ValueError as error:
-            raise ServiceUnreachable(f"{answer.url} does not answer a {PAGE_MEDIA_TYPE}: {error}") from error
+            raise ServiceUnreachable(f"{answer.url} does not answer with {PAGE_MEDIA_TYPE}: {error}") from error
         messages = [message for entry in entries for message in messages_in(self.topic, entry)]
         return MessagePage(messages, head.next, head.revision, head.more)

@@ -67,9 +67,9 @@ class DirectRoute(ShortcutRoute):
 
     def fitting(self, scope: Scope) -> PreparedCalls | None:
         """What a request calls, or None if FastAPI has to handle it."""
+        if LOST_BODY in scope:
+            return None
         try:
-            if scope["method"] not in (self.methods or ()) or LOST_BODY in scope:
-                return None
             query = _query(scope["query_string"], self._asked) if scope["query_string"] else {}
             return [
                 (call, {name: read(scope, query) for name, read in readers.items()}) for call, readers in self._calls

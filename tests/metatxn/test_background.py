@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 import metatxn
+from metatxn.sync import background
 from metatxn.wire.errors import ErrorCode
 from tests.metatxn.dev_server import DevServer
 from tests.metatxn.fake_cluster import FakeCluster, Outcome, answering
@@ -41,6 +42,28 @@ def cluster() -> FakeCluster:
 
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "metatxn"]
+
+
+def test_a_result_that_comes_between_two_looks_is_returned() -> None:
+    class Late(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            if not self.done():
+                self.set_result(7)
+                raise TimeoutError
+            return super().result(timeout)
+
+    assert background._awaited(Late()) == 7
+
+
+def test_the_loop_is_that_of_uvloop_where_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert background._loop_factory() is not None
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert background._loop_factory() is None
+
+
+def test_a_producer_tells_its_topic_and_its_name(cluster: FakeCluster) -> None:
+    with cluster.client() as client, client.producer("t", name="p") as producer:
+        assert (producer.topic, producer.name) == ("t", "p")
 
 
 def test_nothing_runs_before_it_is_needed_or_after_it_was_closed(cluster: FakeCluster) -> None:

@@ -19,6 +19,7 @@ from metatxn.wire.columns import Misfit, first_misfit, messages_table, table_wit
 from metatxn.wire.errors import SchemaMismatch
 from metatxn.wire.frames import Frame, PayloadKind
 from metatxn.wire.position import Position
+from metatxn.wire.rows import plain_values
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False) | st.text(max_size=3)
 JSON = st.recursive(
@@ -171,6 +172,19 @@ def test_no_value_becomes_another_one(cell: object, kind: pa.DataType) -> None:
 def test_the_same_value_in_another_form(cell: object, kind: pa.DataType, found: object) -> None:
     table = messages_table([{"c": cell}, {}], pa.schema([pa.field("c", kind)]))
     assert table["c"].to_pylist() == [found, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "shown"),
+    [
+        (pa.timestamp("s"), 1 << 60, "<value out of range: 1152921504606846976>"),
+        (pa.duration("s"), 1 << 62, "4611686018427387904"),
+        (pa.list_(pa.timestamp("s")), [1 << 60], "list<item: timestamp[s]>"),
+    ],
+)
+def test_what_python_has_no_value_for_is_shown_all_the_same(kind: pa.DataType, number: object, shown: str) -> None:
+    column = pa.chunked_array([pa.array([number, None], kind)])
+    assert plain_values(column)[0] == shown
 
 
 def test_null_is_a_row_of_nulls() -> None:

@@ -67,6 +67,18 @@ async def reader(log: Log) -> AsyncIterator[metatxn.AsyncReader]:
         yield await client.reader("t")
 
 
+async def test_what_is_no_page_is_told_with_its_address() -> None:
+    cluster = FakeCluster()
+
+    async def answer(request: httpx.Request) -> Outcome:
+        return httpx.Response(200, content=b"<html>")
+
+    cluster.before = [("GET /v1/topics/t/batches", answer)]
+    async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
+        with pytest.raises(metatxn.ServiceUnreachable, match="/v1/topics/t/batches.* does not answer with"):
+            await (await client.reader("t")).page()
+
+
 async def values(reader: metatxn.AsyncReader) -> list[object]:
     return [message.value async for message in reader]
 

@@ -333,6 +333,7 @@ def test_subscriptions_on_the_command_line(client: metatxn.Client, dev: DevServe
     assert listed == [("a", None), ("b", 3)]
     txn = client.begin()
     with client.consumer(topic, "a", "me") as consumer:
+        assert (consumer.topic, consumer.name) == (topic, "me")
         consumer.acknowledge(taken(consumer)[:2], txn)
         shown = asked("show", topic, "a", output="table")
         assert "consumers     me" in shown and f"{txn.id}:2" in shown
