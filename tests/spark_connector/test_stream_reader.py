@@ -467,7 +467,12 @@ def test_children_of_a_sealed_segment_are_looked_for_less_and_less_often(
     offset = idle.latestOffset(idle.initialOffset(), ReadAllAvailable())
     looks: list[float] = []
     find = metatxn.Client.topic
-    monkeypatch.setattr(metatxn.Client, "topic", lambda *given: (looks.append(now), find(*given))[1])
+
+    def noted(self: metatxn.Client, name: str) -> metatxn.TopicInfo:
+        looks.append(now)
+        return find(self, name)
+
+    monkeypatch.setattr(metatxn.Client, "topic", noted)
 
     def pass_s(seconds: int) -> list[float]:
         """When they were looked for meanwhile, in seconds from now."""
@@ -533,6 +538,24 @@ def test_a_place_whose_followers_were_trimmed_is_an_error_or_moved(
     assert ids_between(lax, nothing, again) == [5]
 
 
+def test_the_beginning_of_a_child_that_was_trimmed_is_lost(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    name = topic(segments=1)
+    write(client, name, [1])
+    strict, lax = reader(subscribe=name), reader(subscribe=name, **LAX)
+    start = next_batch(strict, strict.initialOffset())
+    client.split_segment(client.topic(name).segments[0].segment)
+    write(client, name, [2])
+    write(client, name, [12])
+    wait_until(lambda: client.read_table(name).num_rows == 3, "all of it is visible")
+    (child,) = [each.segment for each in client.topic(name).segments if client.segment(each.segment).entries == 2]
+    client.trim_segment(child, client.segment(child).max_read_position)
+    with pytest.raises(DataLossError, match=f"DATA_LOSS: {child} .*: entries up to .* were trimmed"):
+        next_batch(strict, start)
+    assert ids_between(lax, start, next_batch(lax, start)) == [12]
+
+
 def test_a_batch_may_have_segments_that_its_reader_has_not_seen_yet(
     client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
 ) -> None:
@@ -578,7 +601,8 @@ def test_a_deleted_topic_is_an_error_or_left_out(
     strict, lax = (reader(subscribe=f"{deleted},{other}", failOnDataLoss=each) for each in ("true", "false"))
     ends = [next_batch(each, each.initialOffset())["read_up_to"] for each in (strict, lax)]
     assert ends[0] == ends[1]
-    before, planned = {"read_up_to": {}}, {"read_up_to": ends[0]}
+    before: dict[str, Any] = {"read_up_to": {}}
+    planned = {"read_up_to": ends[0]}
     assert ids_between(lax, before, planned) == [0, 1]
     (gone,) = [each.segment for each in client.topic(deleted).segments]
     client.delete_topic(deleted)
