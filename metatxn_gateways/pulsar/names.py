@@ -23,7 +23,7 @@ def own_topic(name: str) -> str:
         raise PulsarError(PulsarCode.INVALID_TOPIC_NAME, f"{name}: {error}") from None
 
 
-def topic_of(name: str) -> str:
+def named_topic(name: str) -> str:
     """Our name for a topic that a client names, or for that of a segment. Raises `PulsarError`."""
     return segment_parts(name).topic if is_segment(name) else own_topic(name)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError
 from metatxn_gateways.pulsar.commands import command
-from metatxn_gateways.pulsar.names import topic_of
+from metatxn_gateways.pulsar.names import named_topic
 from metatxn_gateways.pulsar.session import PulsarSession
 from metatxn_gateways.pulsar.topic_schemas import VERSION_BYTES, version_bytes
 
@@ -29,7 +29,7 @@ class Schemas:
         self._session.answer(self._got(request), partial(_refused, "get_schema_response", request))
 
     async def _got(self, request: Any) -> bytes:
-        topic = topic_of(request.topic)
+        topic = named_topic(request.topic)
         self._session.require_sight(topic)
         found = await self._schemas.get(topic, _wanted_version(request))
         if found is None:
@@ -51,7 +51,7 @@ class Schemas:
         self._session.answer(self._created(request), partial(_refused, "get_or_create_schema_response", request))
 
     async def _created(self, request: Any) -> bytes:
-        topic = topic_of(request.topic)
+        topic = named_topic(request.topic)
         self._session.require("produce", topic)
         version = await self._schemas.version_of(topic, request.schema)
         shown = version_bytes(version) if version is not None else b""

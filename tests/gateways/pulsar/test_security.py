@@ -102,11 +102,14 @@ async def test_every_command_needs_its_right(gateway: PulsarGateway, secured: Se
             assert await refusal(client.ask("lookup", topic=name)) == PulsarCode.AUTHORIZATION
         assert (await client.layout(topic)).error == PulsarCode.AUTHORIZATION
         assert await refusal(client.producer(segment)) == PulsarCode.AUTHORIZATION
+        assert await refusal(client.ask("get_schema", topic=segment)) == PulsarCode.AUTHORIZATION
     async with gateway.client(tls=secured.tls, token=secured.token("writer", "produce")) as client:
         await client.layout(topic)
         await client.producer(segment)
         client.produce(entry(b"0"), 0)
         await client.receipts(1)
+        await client.ask("get_or_create_schema", topic=segment, schema={"type": 1})
+        await client.ask("get_schema", topic=segment)
         assert await refusal(client.reader(segment)) == PulsarCode.AUTHORIZATION
         assert await refusal(client.subscribe(segment)) == PulsarCode.AUTHORIZATION
         assert await refusal(client.ask("scalable_topic_subscribe", **about)) == PulsarCode.AUTHORIZATION
@@ -114,6 +117,9 @@ async def test_every_command_needs_its_right(gateway: PulsarGateway, secured: Se
         await client.subscribe(segment)
         assert await values(client, 1) == [b"0"]
         await client.ask("scalable_topic_subscribe", **about)
+        await client.ask("get_schema", topic=topic)
+        create = client.ask("get_or_create_schema", topic=segment, schema={"type": 2})
+        assert await refusal(create) == PulsarCode.AUTHORIZATION
         assert await refusal(client.producer(segment)) == PulsarCode.AUTHORIZATION
 
 

@@ -106,15 +106,15 @@ async def test_a_bad_answer_closes_the_connection(
     gateway: PulsarGateway, secured: Secured, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     good = secured.signed("ada")
-    token: str | bytes = {
+    bad: dict[str, str | bytes] = {
         "unknown": good[:-1] + ("A" if good[-1] != "A" else "B") * 2,
         "of another principal": secured.signed("ben"),
         "not text": b"\xff",
         "long expired": secured.signed("ada", for_s=-3600),
-    }.get(kind, good)
+    }
     async with connected(gateway, secured) as client:
         await challenged(client)
-        answer(client, token, "basic" if kind == "of another method" else "token")
+        answer(client, bad.get(kind, good), "basic" if kind == "of another method" else "token")
         assert (await client.next("error")).error == PulsarCode.AUTHENTICATION
         await client.until_closed()
     assert capsys.readouterr().out.count("connection closed") == 1
