@@ -167,7 +167,7 @@ bench-peers-spark: setup $(KAFKA) $(SPARK_KAFKA)  ## The Spark connector beside 
 
 pulsar-test: setup $(PULSAR)  ## Pulsar's own V5 client against a broker's listener (needs Maven and a Java compiler)
 	@command -v javac >/dev/null || { echo "missing: a Java compiler. On Debian: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
-	$(BIN)/python -m pytest tests/gateways/pulsar/with_java.py
+	$(BIN)/python -m pytest tests/gateways/pulsar/with_java.py tests/gateways/pulsar/with_java_schemas.py
 
 kafka-test: setup $(KAFKA)  ## Programs of Kafka's clients, against Apache Kafka and against us (needs Maven and a Java compiler)
 	@command -v javac >/dev/null || { echo "missing: a Java compiler. On Debian: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }

@@ -34,6 +34,7 @@ ROWS: dict[str, tuple[type[BaseModel], ...]] = {
     f"{paths.TOPICS}<name>": (topics.TopicRecord, topics.SchemaHistory, topics.FormerSchema),
     f"{paths.EXCLUSIVE_PRODUCERS}<topic>": (topics.ExclusiveProducerRecord,),
     f"{paths.READ_HOLDS}<topic>/<hold>": (topics.ReadHoldRecord,),
+    f"{paths.PULSAR_SCHEMAS}<topic>/<version>": (topics.PulsarSchemaRecord,),
     f"{paths.SEGMENTS}<id>": (
         segments.SegmentRecord,
         segments.LedgerRecord,

@@ -8,7 +8,7 @@ the law again. A missing record is found by the records that point to it; every 
     lease, prepared, writers → open header │ key ↔ open header │ header → id sequence
     operation → header, segment, owner │ outcome → segment, header │ owner → segment │ parent ↔ child
     offset → group │ acknowledgement → subscription │ cursor → segment, subscription │ subscription → topic
-    exclusive producer → topic │ read hold → topic, horizon │ every form → cluster version
+    exclusive producer → topic │ read hold → topic, horizon │ schema → topic │ every form → cluster version
 
 Of processes and group-commit markers only the keys are checked. The laws are in `metastore.txn.laws`.
 """
@@ -34,6 +34,7 @@ from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.laws.segments import (
     exclusive_producer_law,
     owner_law,
+    pulsar_schema_law,
     read_hold_law,
     segment_law,
     segment_state_law,
@@ -94,6 +95,7 @@ _LAWS: tuple[tuple[str, Law], ...] = (
     (paths.SEGMENT_OWNERS, owner_law),
     (paths.EXCLUSIVE_PRODUCERS, exclusive_producer_law),
     (paths.READ_HOLDS, read_hold_law),
+    (paths.PULSAR_SCHEMAS, pulsar_schema_law),
     (paths.POLICIES, policy_law),
     (paths.QUOTAS, quota_law),
     (paths.QUOTA_USES, quota_use_law),

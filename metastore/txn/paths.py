@@ -23,6 +23,7 @@
     /topic/<name>  /segment/<id>  /segment-owner/<id> topics, segments, ownership
     /exclusive-producer/<topic>                       ExclusiveProducerRecord: who alone may publish
     /read-hold/<topic>/<hold>                         ReadHoldRecord: a revision at which the topic stays readable
+    /pulsar-schema/<topic>/<version>                  PulsarSchemaRecord: what a client of Pulsar's has named
     /policy/cluster  /policy/namespace/<namespace>    PolicyRecord: what counts where a topic's own policy says nothing
     /quota/default  /quota/principal/<name>           QuotaRecord: how much a principal may use in a second
     /quota-use/<process>                              QuotaUseRecord: what a running service has let principals use
@@ -71,6 +72,7 @@ TOPICS = "/topic/"
 SEGMENTS = "/segment/"
 EXCLUSIVE_PRODUCERS = "/exclusive-producer/"
 READ_HOLDS = "/read-hold/"
+PULSAR_SCHEMAS = "/pulsar-schema/"
 POLICIES = "/policy/"
 CLUSTER_POLICY = "/policy/cluster"
 NAMESPACE_POLICIES = "/policy/namespace/"
@@ -366,6 +368,21 @@ def parse_read_hold(key: str) -> tuple[str, str]:
     """The topic and the id of a hold."""
     topic_name, hold_id = key.removeprefix(READ_HOLDS).split("/")
     return unescape(topic_name), unescape(hold_id)
+
+
+def pulsar_schemas(topic_name: str) -> str:
+    """Prefix of the versions of the schema of one topic for Pulsar's clients."""
+    return f"{PULSAR_SCHEMAS}{escape(topic_name)}/"
+
+
+def pulsar_schema(topic_name: str, version: int) -> str:
+    return f"{pulsar_schemas(topic_name)}{number(version)}"
+
+
+def parse_pulsar_schema(key: str) -> tuple[str, int]:
+    """The topic and the version."""
+    topic_name, version = key.removeprefix(PULSAR_SCHEMAS).split("/")
+    return unescape(topic_name), int(version)
 
 
 def namespace_policy(namespace: str) -> str:

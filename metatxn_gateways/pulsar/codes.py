@@ -26,6 +26,8 @@ class PulsarCode(IntEnum):
     TOPIC_TERMINATED = 15
     PRODUCER_BUSY = 16
     INVALID_TOPIC_NAME = 17
+    INCOMPATIBLE_SCHEMA = 18
+    """The client gives up the producer, or the message, that has this schema."""
     COORDINATOR_NOT_FOUND = 20
     """The client connects again, and repeats its request."""
     INVALID_TXN_STATUS = 21

@@ -1,7 +1,8 @@
 """The commands of Pulsar's binary protocol that are used here, and the metadata of a message, as protobuf classes.
 
 The description below names what this gateway reads or writes; protobuf skips every other field. The number of a
-command's field in `Command` is also its type.
+command's field in `Command` is also its type. A command whose texts are not text is malformed. A message with such
+texts is not: nobody reads them here.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ KeyValue: key 1 string, value 2 string
 Schema: name 1 string, schema_data 3 bytes, type 4 int32, properties 5 KeyValue*
 MessageId: ledger_id 1 uint64, entry_id 2 uint64, partition 3 int32 -1, batch_index 4 int32 -1, ack_set 5 int64*,
     batch_size 6 int32
-FeatureFlags: supports_scalable_topics 8 bool, supports_tc_metadata_discovery 9 bool
+FeatureFlags: supports_auth_refresh 1 bool, supports_scalable_topics 8 bool, supports_tc_metadata_discovery 9 bool
+AuthData: auth_method_name 1 string, auth_data 2 bytes
 
 Connect: client_version 1 string, auth_data 3 bytes, protocol_version 4 int32, auth_method_name 5 string,
-    proxy_to_broker_url 6 string
+    proxy_to_broker_url 6 string, feature_flags 10 FeatureFlags
 Connected: server_version 1 string, protocol_version 2 int32, max_message_size 3 int32, feature_flags 4 FeatureFlags
+AuthChallenge: server_version 1 string, challenge 2 AuthData, protocol_version 3 int32
+AuthResponse: client_version 1 string, response 2 AuthData, protocol_version 3 int32
 Ping:
 Pong:
 Success: request_id 1 uint64
@@ -62,7 +66,7 @@ SendError: producer_id 1 uint64, sequence_id 2 uint64, error 3 int32, message 4 
 
 Subscribe: topic 1 string, subscription 2 string, sub_type 3 int32, consumer_id 4 uint64, request_id 5 uint64,
     consumer_name 6 string, durable 8 bool true, start_message_id 9 MessageId, read_compacted 11 bool,
-    initial_position 13 int32, consumer_epoch 19 uint64
+    schema 12 Schema, initial_position 13 int32, consumer_epoch 19 uint64
 CloseConsumer: consumer_id 1 uint64, request_id 2 uint64
 Flow: consumer_id 1 uint64, message_permits 2 uint32
 Message: consumer_id 1 uint64, message_id 2 MessageId, redelivery_count 3 uint32, ack_set 4 int64*,
@@ -76,6 +80,11 @@ Seek: consumer_id 1 uint64, request_id 2 uint64, message_id 3 MessageId, message
 ReachedEndOfTopic: consumer_id 1 uint64
 GetLastMessageId: consumer_id 1 uint64, request_id 2 uint64
 GetLastMessageIdResponse: last_message_id 1 MessageId, request_id 2 uint64
+
+GetSchema: request_id 1 uint64, topic 2 string, schema_version 3 bytes
+GetSchemaResponse: request_id 1 uint64, error 2 int32, message 3 string, schema 4 Schema, schema_version 5 bytes
+GetOrCreateSchema: request_id 1 uint64, topic 2 string, schema 3 Schema, producer_name 4 string
+GetOrCreateSchemaResponse: request_id 1 uint64, error 2 int32, message 3 string, schema_version 4 bytes
 
 TcAssignment: tc_id 1 uint64, broker_url 2 string, broker_url_tls 3 string
 TcAssignments: parallelism 1 uint32, assignments 2 TcAssignment*
@@ -97,7 +106,10 @@ Command: type 1 int32, connect 2 Connect, connected 3 Connected, subscribe 4 Sub
     partition_metadata_response 22 PartitionMetadataResponse, lookup 23 Lookup, lookup_response 24 LookupResponse,
     reached_end_of_topic 27 ReachedEndOfTopic, seek 28 Seek,
     get_last_message_id 29 GetLastMessageId,
-    get_last_message_id_response 30 GetLastMessageIdResponse, ack_response 38 AckResponse, new_txn 50 NewTxn,
+    get_last_message_id_response 30 GetLastMessageIdResponse, get_schema 34 GetSchema,
+    get_schema_response 35 GetSchemaResponse, auth_challenge 36 AuthChallenge, auth_response 37 AuthResponse,
+    ack_response 38 AckResponse, get_or_create_schema 39 GetOrCreateSchema,
+    get_or_create_schema_response 40 GetOrCreateSchemaResponse, new_txn 50 NewTxn,
     new_txn_response 51 TxnResponse, add_partition_to_txn 52 TxnRequest, add_partition_to_txn_response 53 TxnResponse,
     add_subscription_to_txn 54 TxnRequest, add_subscription_to_txn_response 55 TxnResponse, end_txn 56 EndTxn,
     end_txn_response 57 TxnResponse, tc_client_connect 62 TcClientConnect,
@@ -109,15 +121,17 @@ Command: type 1 int32, connect 2 Connect, connected 3 Connected, subscribe 4 Sub
     watch_tc_assignments 79 WatchTcAssignments, watch_tc_assignments_update 80 WatchTcAssignmentsUpdate,
     watch_tc_assignments_close 81 WatchTcAssignmentsClose
 
-MessageMetadata: producer_name 1 string, sequence_id 2 uint64, publish_time 3 uint64, properties 4 KeyValue*,
+Property: key 1 string, value 2 string
+MessageMetadata: producer_name 1 string, sequence_id 2 uint64, publish_time 3 uint64, properties 4 Property*,
     partition_key 6 string, compression 8 int32, uncompressed_size 9 uint32, num_messages_in_batch 11 int32 1,
     event_time 12 uint64, encryption_algo 14 string, deliver_at_time 19 int64, marker_type 20 int32,
     txnid_least_bits 22 uint64, txnid_most_bits 23 uint64, null_value 25 bool, num_chunks_from_msg 27 int32
-SingleMessageMetadata: properties 1 KeyValue*, partition_key 2 string, payload_size 3 int32, null_value 9 bool
+SingleMessageMetadata: properties 1 Property*, partition_key 2 string, payload_size 3 int32, null_value 9 bool
 """
 
 _SIZE_BYTES = 4
 _PACKAGE = "metatxn.pulsar"
+_OF_MESSAGES = ("Property", "MessageMetadata", "SingleMessageMetadata")
 _SCALARS = {
     "string": descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
     "bytes": descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
@@ -130,7 +144,10 @@ _SCALARS = {
 
 
 def _described() -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(name="metatxn/pulsar.proto", package=_PACKAGE, syntax="proto2")
+    """As Pulsar's own description, except that protobuf checks the texts of commands."""
+    file = descriptor_pb2.FileDescriptorProto(name="metatxn/pulsar.proto", package=_PACKAGE, syntax="editions")
+    file.edition = descriptor_pb2.EDITION_2023
+    file.options.features.repeated_field_encoding = descriptor_pb2.FeatureSet.EXPANDED
     for name, fields in re.findall(r"^(\w+):((?:[^\n]|\n +)*)", _DESCRIPTION, re.MULTILINE):
         message = file.message_type.add(name=name)
         for field in filter(None, re.split(r",\s*", fields.strip())):
@@ -147,6 +164,8 @@ def _add_field(
         field.type = scalar
     else:
         field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{kind.rstrip('*')}"
+    if kind == "string" and message.name in _OF_MESSAGES:
+        field.options.features.utf8_validation = descriptor_pb2.FeatureSet.NONE
     if default is not None:
         field.default_value = default
 

@@ -18,7 +18,7 @@ from typing import Any
 from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES
 from metatxn_gateways.listener import FrameConnection, MalformedRequest
-from metatxn_gateways.pulsar.authentication import PulsarAuthentication
+from metatxn_gateways.pulsar.authentication import METHOD, REFRESH, PulsarAuthentication
 from metatxn_gateways.pulsar.codes import PulsarCode
 from metatxn_gateways.pulsar.commands import command, read_command
 from metatxn_gateways.pulsar.consumers import NONE, Consumers
@@ -26,6 +26,7 @@ from metatxn_gateways.pulsar.coordinators import Coordinators
 from metatxn_gateways.pulsar.lookups import Lookups
 from metatxn_gateways.pulsar.memberships import Memberships
 from metatxn_gateways.pulsar.producers import PulsarProducers
+from metatxn_gateways.pulsar.schemas import Schemas
 from metatxn_gateways.pulsar.session import Context, PulsarSession
 
 SERVER = "metatxn"
@@ -59,7 +60,7 @@ class PulsarConnection:
         self._producers = producers = PulsarProducers(session)
         self._memberships = memberships = Memberships(session)
         self._consumers = consumers = Consumers(session)
-        coordinators = Coordinators(session)
+        coordinators, schemas = Coordinators(session), Schemas(session)
         self._handlers: dict[str, Callable[[Any], None]] = {
             "ping": self._ping,
             "pong": lambda _: None,
@@ -67,6 +68,8 @@ class PulsarConnection:
             "partition_metadata": lookups.partition_metadata,
             "scalable_topic_lookup": lookups.watch,
             "scalable_topic_close": lookups.unwatch,
+            "get_schema": schemas.get,
+            "get_or_create_schema": schemas.get_or_create,
             "producer": producers.create,
             "close_producer": producers.close,
             "subscribe": consumers.subscribe,
@@ -85,7 +88,9 @@ class PulsarConnection:
             "add_subscription_to_txn": coordinators.add_subscription,
             "end_txn": coordinators.end,
         }
-        self._authentication = PulsarAuthentication(context.authenticator, link)
+        self._authentication = PulsarAuthentication(
+            context.authenticator, link, context.broker.clock, self._ask_for_token
+        )
         self._waiting: deque[_Waiting] = deque()
         """The commands that wait for a quota."""
         self._waiting_bytes = 0
@@ -101,6 +106,9 @@ class PulsarConnection:
         name, content, entry = read_command(request)
         if not self._connected:
             self._connect(name, content)
+            return
+        if name == "auth_response":
+            self._go_on(content)
             return
         self._session.principal = self._authentication.principal()
         waiting = _Waiting(name, content, entry, len(request), asyncio.get_running_loop().time())
@@ -152,8 +160,7 @@ class PulsarConnection:
         try:
             self._authentication.begin(request)
         except errors.MetatxnError as error:
-            about = {"request_id": NONE, "error": int(PulsarCode.AUTHENTICATION), "message": error.detail}
-            self._link.refuse([command("error", **about)], error.detail)
+            self._refuse(error.detail)
             return
         self._connected = True
         self._session.send(
@@ -165,6 +172,22 @@ class PulsarConnection:
                 feature_flags={"supports_scalable_topics": True, "supports_tc_metadata_discovery": True},
             )
         )
+
+    def _ask_for_token(self) -> None:
+        """Ask for the next token. The client shows it at once, or the connection ends."""
+        challenge = {"auth_method_name": METHOD, "auth_data": REFRESH}
+        about = {"server_version": SERVER, "protocol_version": PROTOCOL_VERSION}
+        self._session.send(command("auth_challenge", challenge=challenge, **about))
+
+    def _go_on(self, answer: Any) -> None:
+        try:
+            self._session.principal = self._authentication.go_on(answer)
+        except errors.MetatxnError as error:
+            self._refuse(error.detail)
+
+    def _refuse(self, why: str) -> None:
+        about = {"request_id": NONE, "error": int(PulsarCode.AUTHENTICATION), "message": why}
+        self._link.refuse([command("error", **about)], why)
 
     def _ping(self, _: Any) -> None:
         self._session.send(command("pong"))

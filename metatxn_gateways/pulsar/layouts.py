@@ -13,7 +13,7 @@ from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.topics import TopicRecord
-from metastore.types import Event
+from metastore.types import Event, Record
 from metastore.watches import Mirror
 from metatxn.wire.names import SegmentParts, topic_of_segment
 
@@ -34,9 +34,13 @@ class SegmentGraph:
         return [(name, self.is_sealed(name)) for name in self.segments]
 
     def is_sealed(self, segment_id: str) -> bool:
-        """Whether a segment is sealed: the record of a parent may be seen later than those of its children."""
+        """Whether a segment is sealed, and others have its hash range. One that was sealed for a merge is active until
+        the child is there: a client that finds no segment for a message gives it up, and one that is refused by a
+        sealed segment looks for another one. The record of a parent may be seen later than those of its children."""
         record = self.segments[segment_id]
-        return record.state != "active" or any(segment_id in each.parents for each in self.segments.values())
+        if any(segment_id in each.parents for each in self.segments.values()):
+            return True
+        return record.state != "active" and record.merge is None
 
     def described(self) -> dict[str, Any]:
         """The layout as clients get it."""
@@ -67,6 +71,8 @@ class SegmentGraphs:
         self._topics = Mirror(store, paths.TOPICS, self._topic_changed)
         self._segments = Mirror(store, paths.SEGMENTS, self._segment_changed)
         self._watching: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
+        self._whole: dict[str, SegmentGraph] = {}
+        """The last layouts of watched topics whose records fitted together."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -86,24 +92,43 @@ class SegmentGraphs:
                 watching.remove(changed)
             if not watching:
                 self._watching.pop(topic, None)
+                self._whole.pop(topic, None)
 
         return leave
 
+    def exists(self, topic: str) -> bool:
+        """Whether there is such a topic, as far as it was seen."""
+        stored = self._topics.records.get(paths.topic(topic))
+        return stored is not None and not TopicRecord.decode(stored.value).deleted
+
     def get(self, topic: str) -> SegmentGraph | None:
-        """The layout as it was last seen, or None if there is no such topic. A topic whose segments were not seen yet
-        is not known either."""
+        """The layout as it was last seen, or None if there is no such topic. The records of a topic and of its segments
+        are not seen at one moment: as long as they do not fit together, it is the layout before, of a topic that is
+        watched, and None of another one."""
         stored = self._topics.records.get(paths.topic(topic))
         record = TopicRecord.decode(stored.value) if stored is not None else None
         if stored is None or record is None or record.deleted:
+            self._whole.pop(topic, None)
             return None
+        seen = self._seen(stored, record)
+        if seen is None:
+            return self._whole.get(topic)
+        if topic in self._watching:
+            self._whole[topic] = seen
+        return seen
+
+    def _seen(self, stored: Record, topic: TopicRecord) -> SegmentGraph | None:
+        """The layout, or None if a segment was not seen yet, or a child that is not in the topic yet."""
         epoch, segments = stored.version, {}
-        for segment_id in record.segments:
+        for segment_id in topic.segments:
             found = self._segments.records.get(paths.segment(segment_id))
             if found is None:
                 return None
             epoch = max(epoch, found.version)
             segments[segment_id] = SegmentRecord.decode(found.value)
-        return SegmentGraph(record, epoch, segments)
+        if any(child not in segments for each in segments.values() for child in each.children):
+            return None
+        return SegmentGraph(topic, epoch, segments)
 
     def _topic_changed(self, event: Event) -> None:
         self._tell(unescape(event.key.removeprefix(paths.TOPICS)))

@@ -13,7 +13,7 @@ from metatxn_gateways.pulsar.brokers import fields_of
 from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.layouts import SegmentGraph
-from metatxn_gateways.pulsar.names import own_topic, scalable_topic, segment_parts
+from metatxn_gateways.pulsar.names import is_segment, own_topic, scalable_topic, segment_parts
 from metatxn_gateways.pulsar.session import PulsarSession
 
 CONNECT, FAILED = 1, 2
@@ -38,7 +38,7 @@ class Lookups:
     async def _found(self, request: Any) -> bytes:
         """The answer to a lookup. Every broker answers for a topic, and the owner of a segment for that segment."""
         brokers = self._session.context.brokers
-        if request.topic.startswith("segment://"):
+        if is_segment(request.topic):
             parts = segment_parts(request.topic)
             self._session.require_sight(parts.topic)
             url = await self._serving(request.topic, parts.topic)
@@ -110,7 +110,8 @@ class Lookups:
 
 
 class _Watch:
-    """The watch of a topic. Raises `PulsarError` for a topic that does not exist."""
+    """The watch of a topic. Raises `PulsarError` for a topic that does not exist. One that is just being changed is
+    told once that is seen completely."""
 
     def __init__(self, session: PulsarSession, session_id: int, topic: str) -> None:
         self._session = session
@@ -118,7 +119,7 @@ class _Watch:
         self._topic = topic
         self._shown: object = None
         self.close: Callable[[], None] = session.context.layouts.watch(topic, self._tell)
-        if session.context.layouts.get(topic) is None:
+        if not session.context.layouts.exists(topic):
             self.close()
             create = f"metatxn topic create {shlex.quote(topic)} --format pulsar"
             message = f"topic {topic} does not exist. Create it first: {create}"

@@ -23,6 +23,15 @@ def own_topic(name: str) -> str:
         raise PulsarError(PulsarCode.INVALID_TOPIC_NAME, f"{name}: {error}") from None
 
 
+def named_topic(name: str) -> str:
+    """Our name for a topic that a client names, or for that of a segment. Raises `PulsarError`."""
+    return segment_parts(name).topic if is_segment(name) else own_topic(name)
+
+
+def is_segment(name: str) -> bool:
+    return name.startswith("segment://")
+
+
 def scalable_topic(own: str) -> str:
     return f"topic://{own}"
 

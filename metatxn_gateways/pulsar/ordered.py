@@ -177,6 +177,8 @@ class _Group:
         async with self._turn:
             layout = self._layouts.get(self._topic)
             if layout is None:
+                if self._layouts.exists(self._topic):
+                    raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"topic {self._topic} is being changed")
                 raise PulsarError(PulsarCode.TOPIC_NOT_FOUND, f"topic {self._topic} does not exist")
             if self._broker.serving(layout.topic.home) is None:
                 message = f"another broker assigns the segments of topic {self._topic}"

@@ -25,6 +25,7 @@ from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.entries import ChecksumMismatch, metadata_of
 from metatxn_gateways.pulsar.names import message_id, segment_parts, txn_id_of
 from metatxn_gateways.pulsar.session import PulsarSession, refused
+from metatxn_gateways.pulsar.topic_schemas import assert_writable, version_bytes
 from participants.segment.dedup import AppendedBefore
 from participants.segment.segment import Segment
 
@@ -160,17 +161,6 @@ async def _refused(error: Exception) -> Position | None:
     raise error
 
 
-def assert_writable(segment: Segment, format: str | None) -> None:
-    """Raises `PulsarError` unless Pulsar's clients may write to the topic."""
-    topic = segment.record.topic
-    if format != "pulsar":
-        message = (
-            f"topic {topic} accepts no messages from Pulsar's clients: it does not have the format pulsar. "
-            "Create another one: metatxn topic create NAME --format pulsar"
-        )
-        raise PulsarError(PulsarCode.NOT_ALLOWED, message)
-
-
 class PulsarProducers:
     """The producers of one connection."""
 
@@ -195,7 +185,10 @@ class PulsarProducers:
         broker, parts = self._session.context.broker, segment_parts(request.topic)
         self._session.require("produce", parts.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
-        assert_writable(segment, (await broker.topic(parts.topic)).format)
+        assert_writable(parts.topic, (await broker.topic(parts.topic)).format)
+        version = None
+        if request.HasField("schema"):
+            version = await self._session.context.schemas.version_of(parts.topic, request.schema)
         self._session.context.metrics.producers += request.producer_id not in self._producers
         producer = self._producers[request.producer_id] = PulsarProducer(
             request.producer_id, segment, name, self._session
@@ -205,6 +198,7 @@ class PulsarProducers:
             request_id=request.request_id,
             producer_name=name,
             last_sequence_id=producer.last_sequence,
+            schema_version=version_bytes(version) if version is not None else None,
             producer_ready=True,
         )
 

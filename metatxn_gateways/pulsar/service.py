@@ -23,6 +23,7 @@ from metatxn_gateways.pulsar.metrics import PulsarMetrics
 from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.session import Context
 from metatxn_gateways.pulsar.subscribing import Subscribing
+from metatxn_gateways.pulsar.topic_schemas import TopicSchemas
 from metatxn_gateways.serving import ServingBroker
 from participants.broker.broker import Broker
 
@@ -96,6 +97,7 @@ class PulsarListener:
             broker,
             Transactions(self._store, broker.clock),
             self._layouts,
+            TopicSchemas(self._store, broker.clock),
             Subscribing(broker),
             ordered,
             self._authenticator,

@@ -23,6 +23,7 @@ from metatxn_gateways.pulsar.layouts import SegmentGraphs
 from metatxn_gateways.pulsar.metrics import PulsarMetrics
 from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.subscribing import Subscribing
+from metatxn_gateways.pulsar.topic_schemas import TopicSchemas
 from participants.api.rights import check_transaction
 from participants.broker.broker import Broker
 
@@ -38,6 +39,7 @@ class Context:
     broker: Broker
     transactions: Transactions
     layouts: SegmentGraphs
+    schemas: TopicSchemas
     subscribing: Subscribing
     ordered: OrderedConsumers
     authenticator: Authenticator | None

@@ -95,6 +95,8 @@ class Deletion:
             if not definition.record.deleted:
                 await Definitions(self._store).drop(name, definition.name, self._broker.clock())
         await end_holds(self._store, paths.read_holds(name))
+        if tombstone.topic.format == "pulsar":
+            await self._delete_schemas(tombstone)
         for segment_id in tombstone.topic.segments:
             await self.finish_segment(segment_id)
         if tombstone.topic.segments:
@@ -104,6 +106,18 @@ class Deletion:
             except CheckFailed:
                 log.info("another broker has finished the deletion", topic=name)
         self._begun.discard(name)
+
+    async def _delete_schemas(self, tombstone: StoredTopic) -> None:
+        """Delete the schemas of Pulsar's clients. None is added, because that checks the topic's record. Whoever
+        finishes the deletion has deleted them before, so as long as this record is unchanged they are not those of a
+        topic that was created again."""
+        deleted = AtVersion(tombstone.record.key, tombstone.record.version)
+        while stored := (await self._store.scan(paths.pulsar_schemas(tombstone.topic.name))).records:
+            try:
+                await delete_records(self._store, deleted, stored)
+            except CheckFailed as failed:
+                if failed.check == deleted:
+                    return
 
     async def finish_begun(self) -> None:
         """Finish the deletions that were begun here and failed. One without a trace in the store is looked for

@@ -86,8 +86,8 @@ class Forgetting:
         """With its exclusive producer, once its segments and subscriptions are gone. Nothing of a deleted topic is
         created any more, because everything checks its record, and an owner the record of its segment."""
         name = topic.name
-        prefixes = paths.segments_of_topic, paths.owners_of_topic, paths.subscriptions, paths.read_holds
-        for prefix in prefixes:
+        of_segments = paths.segments_of_topic, paths.owners_of_topic
+        for prefix in (*of_segments, paths.subscriptions, paths.read_holds, paths.pulsar_schemas):
             if await self._is_any_below(prefix(name)):
                 return
         counters = [Counter(record, topic.next_segment - 1)]

@@ -22,7 +22,7 @@ from metastore.txn.laws.law import Finding
 from metastore.txn.records.groups import CommittedOffset, GroupRecord
 from metastore.txn.records.operations import AckOp, OffsetOp, Outcome, WriteOp
 from metastore.txn.records.subscriptions import AckedBucket, DeliveryCountsRecord, MarkDelete, SubscriptionRecord
-from metastore.txn.records.topics import ExclusiveProducerRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord, PulsarSchemaRecord, TopicRecord
 from metastore.txn.records.transactions import GcHorizon, Header, Prepared, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import (
@@ -50,6 +50,8 @@ GROUP = paths.group("g")
 GROUP_OFFSET = paths.group_offset("g", SEGMENT)
 HOLD = paths.exclusive_producer(TOPIC)
 READ_HOLD = paths.read_hold(TOPIC, "h")
+OF_PULSAR = paths.topic("public/default/pulsar")
+PULSAR_SCHEMA = paths.pulsar_schema("public/default/pulsar", 3)
 MARK = paths.cursor_mark(SEGMENT, "s", 2)
 DELIVERIES = paths.delivery_counts(SEGMENT, "s", 2)
 BUCKET = paths.cursor_bucket(SEGMENT, "s", 2, (1, 2, 0))
@@ -150,6 +152,9 @@ async def subscribe(store: MetadataStore) -> None:
     await store.apply(store.batch().create(HOLD, held.encode()))
     read_hold = {"revision": 2**50, "created_ms": 1, "until_ms": 2}
     await store.apply(store.batch().create(READ_HOLD, packed(read_hold)))
+    named = TopicRecord(name="public/default/pulsar", segments=(), next_segment=0, created_ms=1, format="pulsar")
+    schema = PulsarSchemaRecord(type=1, data="e30=", created_ms=1)
+    await store.apply(store.batch().create(OF_PULSAR, named.encode()).create(PULSAR_SCHEMA, schema.encode()))
     batch = store.batch().create(GROUP_OFFSET, CommittedOffset(offset=3, committed_ms=1).encode())
     await store.apply(put_offset_op(batch, OPEN, OffsetOp(segment=SEGMENT, group="g", offset=4), None))
 
@@ -184,6 +189,19 @@ def _hold_damages() -> Iterator[Damage]:
     yield Damage("held below the horizon", {READ_HOLD: packed(read)}, READ_HOLD, "revision 0 is held, but the horizon")
     ghost = paths.read_hold("public/default/ghost", "h")
     yield Damage("reader of nothing", {ghost: packed(read | {"revision": 2**50})}, ghost, "does not exist")
+
+
+def _pulsar_schema_damages() -> Iterator[Damage]:
+    schema = {"type": 1, "data": "e30=", "created_ms": 1}
+    topic = {"name": "public/default/pulsar", "segments": [], "next_segment": 0, "created_ms": 1}
+    yield Damage("schema of no type", {PULSAR_SCHEMA: packed(schema | {"type": 0})}, PULSAR_SCHEMA, "the type 0")
+    yield Damage("schema that is no bytes", {PULSAR_SCHEMA: packed(schema | {"data": "?"})}, PULSAR_SCHEMA, "be read")
+    yield Damage("schema of no topic", {OF_PULSAR: None}, PULSAR_SCHEMA, "does not exist")
+    deleted = packed(topic | {"format": "pulsar", "deleted": True})
+    yield Damage("schema behind its deletion", {OF_PULSAR: deleted}, PULSAR_SCHEMA, "is deleted")
+    yield Damage("schema of another format", {OF_PULSAR: packed(topic)}, PULSAR_SCHEMA, "not the format pulsar")
+    no_version = paths.pulsar_schemas("public/default/pulsar") + "3"
+    yield Damage("schema without a version", {no_version: packed(schema)}, no_version, "malformed")
 
 
 async def findings(store: MetadataStore, page: int = 7) -> list[Finding]:
@@ -372,6 +390,7 @@ def damages() -> Iterator[Damage]:
     yield Damage("ack of a later incarnation", ack_op(incarnation=3), ACK, "which is at incarnation 2")
     yield from _group_damages()
     yield from _hold_damages()
+    yield from _pulsar_schema_damages()
     index_entry = f"{paths.ACKS_INDEX}{paths.acks_by_subscription(SEGMENT, 's')}{ACK.removeprefix(paths.OPS)}"
     yield Damage("ack without entry", {index_entry: None}, ACK, "missing in its index")
     yield Damage("ack entry without op", {ACK: None}, index_entry, "no operation")

@@ -75,7 +75,7 @@ async def test_what_is_no_page_is_told_with_its_address() -> None:
 
     cluster.before = [("GET /v1/topics/t/batches", answer)]
     async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client:
-        with pytest.raises(metatxn.ServiceUnreachable, match="/v1/topics/t/batches.* does not answer with"):
+        with pytest.raises(metatxn.ServiceUnreachable, match=r"/v1/topics/t/batches.* does not answer with"):
             await (await client.reader("t")).page()
 
 

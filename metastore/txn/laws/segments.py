@@ -10,7 +10,7 @@ from metastore.txn.laws.law import POSITION, Problems, View, decoded, named, par
 from metastore.txn.laws.operations import outcome_law
 from metastore.txn.laws.remedies import DELETE, RESTORE
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
-from metastore.txn.records.topics import ExclusiveProducerRecord, ReadHoldRecord, TopicRecord
+from metastore.txn.records.topics import ExclusiveProducerRecord, PulsarSchemaRecord, ReadHoldRecord, TopicRecord
 from metastore.txn.records.transactions import GcHorizon
 from metastore.types import Record
 from metatxn.wire.names import number_of_segment
@@ -63,6 +63,22 @@ def read_hold_law(record: Record, view: View) -> Problems:
     if horizon is None or horizon.revision > hold.revision:
         reached = horizon.revision if horizon is not None else "missing"
         yield f"revision {hold.revision} is held, but the horizon of collected decisions is {reached}", DELETE
+
+
+def pulsar_schema_law(record: Record, view: View) -> Problems:
+    name, version = parsed_key(
+        record.key, lambda: paths.parse_pulsar_schema(record.key), lambda parts: paths.pulsar_schema(*parts)
+    )
+    schema = decoded(record, PulsarSchemaRecord.decode)
+    decoded(record, lambda _: schema.content)
+    if schema.type < 1:
+        yield f"version {version} has the type {schema.type}, which no schema has", RESTORE
+    topic = view.decode(TopicRecord, paths.topic(name))
+    if topic is None or (topic.deleted and not topic.segments):
+        problem = "does not exist" if topic is None else "is deleted"
+        yield f"the topic {name} has a schema of Pulsar's clients but {problem}", DELETE
+    elif topic.format != "pulsar":
+        yield f"the topic {name} has a schema of Pulsar's clients, but not the format pulsar", DELETE
 
 
 def segment_law(record: Record, view: View) -> Problems:

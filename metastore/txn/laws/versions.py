@@ -102,6 +102,7 @@ _NEEDS: Mapping[str, Callable[[Record], list[Feature]]] = {
     paths.DRAINS: lambda record: [Feature.DRAIN],
     paths.EXCLUSIVE_PRODUCERS: lambda record: [Feature.EXCLUSIVE_PRODUCERS],
     paths.READ_HOLDS: lambda record: [Feature.READ_HOLDS],
+    paths.PULSAR_SCHEMAS: lambda record: [Feature.PULSAR],
     paths.FIRST_NUMBER: lambda record: [Feature.FORGETTING],
     paths.QUOTAS: lambda record: [Feature.QUOTAS],
     paths.QUOTA_USES: lambda record: [Feature.QUOTAS],

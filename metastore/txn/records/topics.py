@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+
 from pydantic import Field
 
 from metastore.txn.records.json_record import JsonRecord
@@ -115,3 +117,26 @@ class ReadHoldRecord(JsonRecord):
 
     def is_over(self, now_ms: int) -> bool:
         return self.until_ms < now_ms
+
+
+class PulsarSchemaRecord(JsonRecord):
+    """`/pulsar-schema/<topic>/<version>`: a schema that a client of Pulsar's has named for the topic (DESIGN §5.27). It
+    is never changed, and only these clients know what it means: `type` is Pulsar's number of its kind, and `name` is
+    for people."""
+
+    type: int
+    data: str = Field(description="The bytes of the schema, base64.")
+    created_ms: int
+    name: str | None = None
+    properties: dict[str, str] | None = None
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the schema. Raises `ValueError`."""
+        return b64decode(self.data, validate=True)
+
+    def is_same(self, other: PulsarSchemaRecord) -> bool:
+        """Whether messages of one can be read by the other. Clients in different languages name the same schema
+        differently, so the name does not matter; of a pair of a key and a value the properties tell how it is
+        encoded."""
+        return (self.type, self.data, self.properties) == (other.type, other.data, other.properties)

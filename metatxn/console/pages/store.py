@@ -38,6 +38,7 @@ PREFIXES = (
     ("/policy/", "policies"),
     ("/exclusive-producer/", "exclusive producers of topics"),
     ("/read-hold/", "revisions that readers hold"),
+    ("/pulsar-schema/", "schemas of Pulsar's clients"),
     ("/quota/", "quotas"),
     ("/quota-use/", "what principals have used lately"),
     ("/cluster/", "running services, drains and the cluster version"),

@@ -1,6 +1,10 @@
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.HashMap;
@@ -17,6 +21,7 @@ import org.apache.pulsar.client.api.v5.PulsarClientBuilder;
 import org.apache.pulsar.client.api.v5.QueueConsumer;
 import org.apache.pulsar.client.api.v5.StreamConsumer;
 import org.apache.pulsar.client.api.v5.Transaction;
+import org.apache.pulsar.client.api.v5.auth.Authentication;
 import org.apache.pulsar.client.api.v5.auth.AuthenticationFactory;
 import org.apache.pulsar.client.api.v5.config.BackoffPolicy;
 import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
@@ -46,7 +51,7 @@ public class Driver {
         TransactionPolicy policy = TransactionPolicy.builder().timeout(Duration.ofMinutes(1)).build();
         PulsarClientBuilder builder = PulsarClient.builder().serviceUrl(arguments[0]).transactionPolicy(policy);
         if (arguments.length > 1) {
-            builder.authentication(AuthenticationFactory.token(arguments[1]));
+            builder.authentication(authentication(arguments[1]));
         }
         if (arguments.length > 2) {
             builder.tlsPolicy(TlsPolicy.builder().trustCertsFilePath(arguments[2]).build());
@@ -64,6 +69,21 @@ public class Driver {
                 System.out.println("\t" + answer.replace('\n', ' '));
             }
         }
+    }
+
+    /** A token, or `file:` with the file that has it now. */
+    private static Authentication authentication(String token) {
+        if (!token.startsWith("file:")) {
+            return AuthenticationFactory.token(token);
+        }
+        Path file = Path.of(token.substring(5));
+        return AuthenticationFactory.token(() -> {
+            try {
+                return Files.readString(file).strip();
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
+        });
     }
 
     private String answer(String[] words) throws Exception {

@@ -14,8 +14,11 @@ from coordinator.transactions import Transactions
 from metatxn.service.exposure import Exposure
 from metatxn.wire.pulsar_entries import decode_pulsar
 from metatxn_gateways.pulsar.service import PulsarListener
+from tests.certificates import Authority
 from tests.gateways.conftest import Serving
 from tests.gateways.pulsar.client import PulsarClient
+from tests.gateways.pulsar.secured import Secured
+from tests.gateways.pulsar.v5 import compiled
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import quoted
 from tests.participants.segment.world import World
@@ -94,3 +97,20 @@ async def values(client: PulsarClient, count: int) -> list[bytes | None]:
         _, content = await client.next("message")
         found += [each.value for each in decode_pulsar(content)]
     return found
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def secured(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Secured:
+    monkeypatch.setattr("metatxn.service.security.watched_file.LOOK_EVERY_S", 0.0)
+    return Secured(tmp_path, authority)
+
+
+@pytest.fixture(scope="session")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs for Pulsar's own client, compiled."""
+    return compiled(tmp_path_factory.mktemp("classes"))

@@ -6,16 +6,20 @@ connection · who · frame in base64        one line for each frame, in the orde
 from __future__ import annotations
 
 import base64
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metatxn.service.exposure import Exposure
 from metatxn_gateways.listener import FrameConnection, Handler, Reply
 from metatxn_gateways.pulsar.commands import read_command
 from metatxn_gateways.pulsar.service import PulsarListener
+from tests.gateways.conftest import Serving
 from tests.gateways.pulsar.client import PulsarClient
+from tests.gateways.pulsar.conftest import PulsarGateway
 
 CLIENT, SERVER = "client", "server"
 _VOLATILE = {
@@ -68,6 +72,24 @@ class RecordingListener(PulsarListener):
             return handle(request)
 
         return heard
+
+
+async def recorded(gateway: PulsarGateway, *topics: str, exposure: Exposure | None = None) -> RecordingListener:
+    """A listener that remembers what is said, with these topics."""
+    for topic in topics:
+        await gateway.create(topic, 2)
+    await gateway.listener.stop()
+    gateway.listener = listener = RecordingListener(
+        gateway.world.store, service=Serving(gateway.broker), port=gateway.port, exposure=exposure
+    )
+    await listener.start()
+    return listener
+
+
+def keep(listener: RecordingListener, name: str) -> None:
+    """Write down what was said, for `test_conversation`, if METATXN_RECORD names a directory."""
+    if directory := os.environ.get("METATXN_RECORD"):
+        write(Path(directory) / f"{name}.conversation", listener.said)
 
 
 async def play(url: str, said: list[Said]) -> tuple[Counter[str], Counter[str]]:

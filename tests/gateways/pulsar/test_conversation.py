@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from metastore.txn import paths
 from tests.gateways.pulsar.conftest import PulsarGateway
 from tests.gateways.pulsar.conversation import play, read
 from tests.gateways.pulsar.test_consuming import backlog
@@ -36,3 +37,11 @@ async def test_shipments_are_answered_as_before(gateway: PulsarGateway) -> None:
     then, now = await play(gateway.listener.url, read(RECORDED / "shipments.conversation"))
     assert now == then
     assert await backlog(gateway, "packing", "shipments") == 3
+
+
+async def test_receipts_with_schemas_are_answered_as_before(gateway: PulsarGateway) -> None:
+    await gateway.create("receipts", 2)
+    then, now = await play(gateway.listener.url, read(RECORDED / "receipts.conversation"))
+    assert now == then
+    assert sum(answer.startswith("get_schema_response") for answer in now) > 0
+    assert len((await gateway.world.store.scan(paths.pulsar_schemas("public/default/receipts"))).records) == 3

@@ -10,15 +10,35 @@ import random
 import pytest
 from crc32c import crc32c
 
+from metastore.txn import paths
 from metatxn.wire.pulsar_entries import MAGIC
 from metatxn_gateways.pulsar.codes import PulsarCode
-from metatxn_gateways.pulsar.commands import TYPES, command
-from tests.gateways.pulsar.client import PulsarClient, batch, entry
+from metatxn_gateways.pulsar.commands import TYPES, MessageMetadata, command
+from tests.gateways.pulsar.client import PulsarClient, batch, checked, entry
 from tests.gateways.pulsar.conftest import PulsarGateway, values
 
 _LONG = bytes(range(200, 204))
 """The size of metadata that are not there."""
+_ENDLESS = b"\x0a\x7f"
+"""A text of 127 bytes that are not there."""
+
+
+_TEXT = b"\x0a\x02\xff\xfe"
+"""A name that is not text."""
 _CUT = command("lookup", topic="t", request_id=1)[:-2]
+
+
+def _nested(name: str, content: bytes, field: int = 3) -> bytes:
+    """A command with this field."""
+    return _with(name, bytes([field << 3 | 2, len(content)]) + content)
+
+
+def _with(name: str, content: bytes) -> bytes:
+    """A command that consists of these bytes."""
+    tag = TYPES[name] << 3 | 2
+    coded = bytes([tag & 0x7F | 0x80, tag >> 7]) if tag > 127 else bytes([tag])
+    body = bytes([0x08, TYPES[name]]) + coded + bytes([len(content)]) + content
+    return len(body).to_bytes(4) + body
 
 
 @pytest.mark.parametrize(
@@ -38,6 +58,16 @@ _CUT = command("lookup", topic="t", request_id=1)[:-2]
         + MAGIC
         + crc32c(bytes(range(200, 204))).to_bytes(4)
         + bytes(range(200, 204)),
+        command("get_schema_response", request_id=1),
+        command("get_or_create_schema_response", request_id=1),
+        command("auth_challenge", server_version="x"),
+        command("auth_response", response={"auth_method_name": "token", "auth_data": b"a.b.c"}),
+        command("auth_response"),
+        _nested("get_or_create_schema", _ENDLESS),
+        _nested("producer", _ENDLESS, field=7),
+        _nested("subscribe", _ENDLESS, field=12),
+        _nested("auth_response", _ENDLESS, field=2),
+        _with("lookup", _TEXT),
     ],
 )
 async def test_a_malformed_frame_closes_its_connection(
@@ -85,14 +115,43 @@ async def test_bytes_by_chance_do_no_harm(gateway: PulsarGateway) -> None:
         client.send("connect", client_version="x", protocol_version=21)
         name = dice.choice(sorted(TYPES))
         content = dice.randbytes(dice.randrange(12))
-        fields = bytes([0x08, TYPES[name]]) if TYPES[name] < 128 else b""
-        tag = TYPES[name] << 3 | 2
-        coded = bytes([tag & 0x7F | 0x80, tag >> 7]) if tag > 127 else bytes([tag])
-        body = fields + coded + bytes([len(content)]) + content
-        client.raw(len(body).to_bytes(4) + body + dice.randbytes(dice.randrange(20)))
+        client.raw(_with(name, content) + dice.randbytes(dice.randrange(20)))
         client.send("ping")
         await client.close()
     async with gateway.client() as client:
         await client.producer(segment)
         client.produce(entry(b"x"), 0)
         await client.receipts(1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _TEXT + b"\x20\x02",
+        b"\x20\x02\x2a\x04" + _TEXT,
+        b"\x20\x02\x2a\x07\x0a\x01k\x12\x02\xff\xfe",
+    ],
+    ids=["name", "property", "value of a property"],
+)
+async def test_a_schema_whose_texts_are_not_text_closes_its_connection(
+    gateway: PulsarGateway, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (segment,) = await gateway.create("t")
+    topic = b"\x12" + bytes([len(segment)]) + segment.encode()
+    async with gateway.client() as client:
+        client.raw(_with("get_or_create_schema", b"\x08\x01" + topic + bytes([0x1A, len(content)]) + content))
+        await client.until_closed()
+    assert capsys.readouterr().out.count("connection closed: malformed request") == 1
+    assert not (await gateway.world.store.scan(paths.PULSAR_SCHEMAS)).records
+
+
+async def test_a_message_whose_texts_are_not_text_is_kept_as_it_is(gateway: PulsarGateway) -> None:
+    (segment,) = await gateway.create("t")
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1).SerializeToString()
+    sent = checked(MessageMetadata.FromString(metadata + b"\x32\x02\xff\xfe"), b"x")
+    async with gateway.client() as client:
+        await client.producer(segment)
+        client.produce(sent, 0)
+        await client.receipts(1)
+        await client.reader(segment)
+        assert bytes((await client.next("message"))[1]) == sent

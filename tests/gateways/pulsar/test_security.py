@@ -6,71 +6,27 @@ Method: a small client of the protocol over loopback, with TLS.
 from __future__ import annotations
 
 import asyncio
-import ssl
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from metatxn.service.exposure import Exposure, InvalidExposure, open_exposure
+from metatxn.service.exposure import Exposure, InvalidExposure
 from metatxn_gateways import listener
 from metatxn_gateways.listener import MAX_BYTES_BEFORE
 from metatxn_gateways.pulsar.codes import PulsarCode
 from metatxn_gateways.pulsar.service import PulsarListener
 from participants.broker.broker import Broker
-from tests.certificates import Authority
-from tests.gateways.pulsar.client import PulsarClient, Refused, entry
+from tests.gateways.pulsar.client import PulsarClient, entry
 from tests.gateways.pulsar.conftest import PulsarGateway, start_pulsar, values
-from tests.service.security import TokenFile, public_pem, signed
-
-TOPIC = "public/default/t"
-
-
-class Secured:
-    """A listener that asks for tokens, over TLS."""
-
-    def __init__(self, directory: Path, authority: Authority) -> None:
-        self.key = ed25519.Ed25519PrivateKey.generate()
-        self.tokens = TokenFile(directory)
-        public_key, certificate = directory / "jwt.pem", authority.sign("broker")
-        public_key.write_bytes(public_pem(self.key))
-        self.exposure = open_exposure(
-            token_file=self.tokens.path, jwt_public_key=public_key, tls_cert=certificate.cert, tls_key=certificate.key
-        )
-        self.tls = ssl.create_default_context(cafile=str(authority.ca))
-
-    def token(self, name: str, *rights: str) -> str:
-        return self.tokens.add(name, topics={TOPIC: ", ".join(rights)} if rights else None)
-
-    def signed(self, name: str, *rights: str) -> str:
-        claims = {"topics": {TOPIC: rights}}
-        return signed(self.key, "EdDSA", sub=name, exp=time.time() + 600, metatxn=claims)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def secured(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Secured:
-    monkeypatch.setattr("metatxn.service.security.watched_file.LOOK_EVERY_S", 0.0)
-    return Secured(tmp_path, authority)
+from tests.gateways.pulsar.secured import TOPIC, Secured, refusal
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path, secured: Secured) -> AsyncIterator[PulsarGateway]:
     async with start_pulsar(tmp_path, secured.exposure) as gateway:
         yield gateway
-
-
-async def refusal(asked: Any) -> int:
-    with pytest.raises(Refused) as refused:
-        await asked
-    return refused.value.code
 
 
 # -- who -----------------------------------------------------------------------------------------------------------
@@ -146,11 +102,14 @@ async def test_every_command_needs_its_right(gateway: PulsarGateway, secured: Se
             assert await refusal(client.ask("lookup", topic=name)) == PulsarCode.AUTHORIZATION
         assert (await client.layout(topic)).error == PulsarCode.AUTHORIZATION
         assert await refusal(client.producer(segment)) == PulsarCode.AUTHORIZATION
+        assert await refusal(client.ask("get_schema", topic=segment)) == PulsarCode.AUTHORIZATION
     async with gateway.client(tls=secured.tls, token=secured.token("writer", "produce")) as client:
         await client.layout(topic)
         await client.producer(segment)
         client.produce(entry(b"0"), 0)
         await client.receipts(1)
+        await client.ask("get_or_create_schema", topic=segment, schema={"type": 1})
+        await client.ask("get_schema", topic=segment)
         assert await refusal(client.reader(segment)) == PulsarCode.AUTHORIZATION
         assert await refusal(client.subscribe(segment)) == PulsarCode.AUTHORIZATION
         assert await refusal(client.ask("scalable_topic_subscribe", **about)) == PulsarCode.AUTHORIZATION
@@ -158,6 +117,9 @@ async def test_every_command_needs_its_right(gateway: PulsarGateway, secured: Se
         await client.subscribe(segment)
         assert await values(client, 1) == [b"0"]
         await client.ask("scalable_topic_subscribe", **about)
+        await client.ask("get_schema", topic=topic)
+        create = client.ask("get_or_create_schema", topic=segment, schema={"type": 2})
+        assert await refusal(create) == PulsarCode.AUTHORIZATION
         assert await refusal(client.producer(segment)) == PulsarCode.AUTHORIZATION
 
 

@@ -8,89 +8,24 @@ by `make test`, which has neither: that plays what was said here again (`test_co
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from metatxn.service.exposure import open_exposure
+from metatxn_gateways.pulsar import authentication
+from metatxn_gateways.pulsar.commands import read_command
+from metatxn_gateways.pulsar.lookups import _Watch
+from metatxn_gateways.pulsar.producers import PulsarProducer
 from tests.certificates import Authority
-from tests.documents import examples, outputs
-from tests.gateways.conftest import Serving
-from tests.gateways.pulsar import conversation
+from tests.documents import outputs
 from tests.gateways.pulsar.conftest import PulsarGateway, start_pulsar
-from tests.gateways.pulsar.conversation import RecordingListener
+from tests.gateways.pulsar.conversation import RecordingListener, keep, recorded
+from tests.gateways.pulsar.secured import Secured
+from tests.gateways.pulsar.v5 import JARS, PAGE, PATIENCE_S, PROGRAMS, V5
 from tests.service.security import TokenFile
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-JARS = ROOT / "build" / "pulsar"
-PAGE = ROOT / "docs" / "pulsar.md"
-PATIENCE_S = 60
-PROGRAMS = {"Payments": ("payments",), "Billing": ("orders", "invoices")}
-"""The programs of the page, with the topics that each of them needs."""
-
-
-class V5:
-    """The client, as it is told what to do."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    @asynccontextmanager
-    async def client(cls, url: str, classes: Path, *secrets: str) -> AsyncIterator[V5]:
-        """`secrets` are a token, and with TLS the file of the authority to trust."""
-        process = await asyncio.create_subprocess_exec(
-            *("java", "-cp", f"{classes}:{JARS}/*", "Driver", url, *secrets),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            yield cls(process)
-            assert process.stdin is not None
-            process.stdin.close()
-            async with asyncio.timeout(PATIENCE_S):
-                await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-    async def do(self, *words: str) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("\t".join(words).encode() + b"\n")
-        async with asyncio.timeout(PATIENCE_S):
-            while (line := await self._process.stdout.readline()).decode()[:1] != "\t":
-                assert line, "the client has ended"
-        return line.decode()[1:-1]
-
-    async def done(self, *words: str) -> None:
-        answer = await self.do(*words)
-        assert not answer.startswith("error"), answer
-
-    async def read(self, reader: str, count: int) -> list[str]:
-        return [await self.do("read", reader, "20000") for _ in range(count)]
-
-    async def take(self, verb: str, consumer: str, count: int) -> list[str]:
-        """The values of the next messages."""
-        return [(await self.do(verb, consumer, "20000")).partition("=")[2] for _ in range(count)]
-
-
-@pytest.fixture(scope="session")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled programs."""
-    directory = tmp_path_factory.mktemp("classes")
-    sources = [HERE / "Driver.java"]
-    for name, program in zip(PROGRAMS, examples(PAGE.read_text(), "java"), strict=True):
-        sources.append(directory / f"{name}.java")
-        sources[-1].write_text(program)
-    assert os.spawnlp(os.P_WAIT, "javac", "javac", "-cp", f"{JARS}/*", "-d", str(directory), *map(str, sources)) == 0
-    return directory
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -105,23 +40,6 @@ async def test_the_programs_of_the_documentation_print_what_it_says(
     printed, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert printed.decode() == dict(zip(PROGRAMS, outputs(PAGE.read_text()), strict=True))[program]
     keep(listener, program.lower())
-
-
-async def recorded(gateway: PulsarGateway, *topics: str) -> RecordingListener:
-    """A listener that remembers what is said, with these topics."""
-    for topic in topics:
-        await gateway.create(topic, 2)
-    await gateway.listener.stop()
-    gateway.listener = listener = RecordingListener(
-        gateway.world.store, service=Serving(gateway.broker), port=gateway.port
-    )
-    await listener.start()
-    return listener
-
-
-def keep(listener: RecordingListener, name: str) -> None:
-    if directory := os.environ.get("METATXN_RECORD"):
-        conversation.write(Path(directory) / f"{name}.conversation", listener.said)
 
 
 async def test_messages_are_sent_in_every_way_and_read_by_all(gateway: PulsarGateway, classes: Path) -> None:
@@ -141,6 +59,8 @@ async def test_messages_are_sent_in_every_way_and_read_by_all(gateway: PulsarGat
 
 
 async def test_a_transaction_goes_on_while_its_topic_is_split_and_merged(gateway: PulsarGateway, classes: Path) -> None:
+    """The client commits no transaction of which a message has met a sealed segment, although it sends it again. So it
+    is waited for until it knows the segments."""
     (segment,) = await gateway.create("t")
     async with V5.client(gateway.listener.url, classes) as v5:
         await v5.done("producer", "p", "t")
@@ -149,8 +69,10 @@ async def test_a_transaction_goes_on_while_its_topic_is_split_and_merged(gateway
             await v5.done("begin", name)
             await v5.done("send many", "p", "20", f"{name} before", name)
             children = await gateway.split(segment)
+            await knows_the_layout(v5)
             await v5.done("send many", "p", "20", f"{name} behind", name)
             (segment,) = await gateway.merge(children)
+            await knows_the_layout(v5)
             await v5.done("send many", "p", "20", f"{name} at last", name)
             assert await v5.do("read", "r", "300") == "nothing"
             assert (await v5.do(verb, name)).lower().startswith(verb)
@@ -158,6 +80,52 @@ async def test_a_transaction_goes_on_while_its_topic_is_split_and_merged(gateway
         parts = ("before", "behind", "at last")
         assert sorted(found) == sorted(f"key {n}=kept {part} {n}" for part in parts for n in range(20))
         assert await v5.do("read", "r", "300") == "nothing"
+
+
+async def knows_the_layout(v5: V5) -> None:
+    """Send a message outside of transactions, which the client repeats until it knows of a segment that takes it, and
+    read it. One whose segment goes while the client looks it up is given up."""
+    while (answer := await v5.do("send", "p", "k", "here")).startswith("error"):
+        assert "not found in active segments" in answer, answer
+    assert await v5.read("r", 1) == ["k=here"]
+
+
+async def test_a_transaction_that_meets_a_sealed_segment_is_aborted_by_its_client(
+    gateway: PulsarGateway, classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the page says: here the client hears of the new layout after its message was refused."""
+    tell, answer = _Watch._tell, PulsarProducer._answer
+    changed, refused = asyncio.Event(), asyncio.Event()
+
+    def told_later(watch: _Watch) -> None:
+        if watch._shown is None or refused.is_set():
+            tell(watch)
+        else:
+            asyncio.ensure_future(refused.wait()).add_done_callback(lambda _: tell(watch))
+            changed.set()
+
+    def answered(producer: PulsarProducer, sent: Any) -> bytes:
+        if sent.appending.exception() is not None:
+            refused.set()
+        return answer(producer, sent)
+
+    monkeypatch.setattr(_Watch, "_tell", told_later)
+    monkeypatch.setattr(PulsarProducer, "_answer", answered)
+    (segment,) = await gateway.create("t")
+    async with V5.client(gateway.listener.url, classes) as v5:
+        await v5.done("producer", "p", "t")
+        await v5.done("reader", "r", "t", "earliest")
+        await v5.done("begin", "x")
+        await v5.done("send", "p", "k", "before", "x")
+        await gateway.split(segment)
+        await changed.wait()
+        await v5.done("send", "p", "k", "behind", "x")
+        assert refused.is_set()
+        assert "failed operations" in await v5.told("commit", "x")
+        await v5.done("begin", "again")
+        await v5.done("send", "p", "k", "again", "again")
+        assert await v5.do("commit", "again") == "COMMITTED"
+        assert await v5.read("r", 1) == ["k=again"]
 
 
 async def test_a_client_lives_through_a_crash_of_its_broker(gateway: PulsarGateway, classes: Path) -> None:
@@ -368,6 +336,55 @@ async def test_a_token_says_over_tls_what_a_client_may_do(tmp_path: Path, classe
             assert await v5.do("commit", "x") == "COMMITTED"
             assert await v5.take("take in order", "s", 1) == ["v"]
             assert "AuthorizationException" in await v5.do("producer", "p", "other")
+
+
+async def test_a_client_goes_on_with_its_next_tokens(
+    tmp_path: Path, classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the connections that it has, until it shows a token that is not good."""
+    monkeypatch.setattr(authentication, "ASK_AGAIN_S", 0.05)
+    secured = Secured(tmp_path, Authority(tmp_path / "authority"), host="localhost")
+    shown = tmp_path / "token"
+    shown.write_text(secured.signed("ada", "produce", "consume", for_s=0))
+    async with start_pulsar(tmp_path, secured.exposure) as gateway:
+        await gateway.create("t")
+        gateway.broker.clock = lambda: int(time.time() * 1000)
+        listener = await recorded(gateway, exposure=secured.exposure)
+        said = AsNamed(listener)
+        async with V5.client(listener.url, classes, f"file:{shown}", str(secured.authority.ca)) as v5:
+            await v5.done("producer", "p", "t")
+            await v5.done("stream", "s", "t", "s")
+            await v5.done("begin", "x")
+            await v5.done("send", "p", "k", "before", "x")
+            connections = said.count("connect")
+            for _ in range(3):
+                await said.another("auth_response")
+                shown.write_text(secured.signed("ada", "produce", "consume", for_s=0.2))
+            await v5.done("send", "p", "k", "behind", "x")
+            assert await v5.do("commit", "x") == "COMMITTED"
+            assert await v5.take("take in order", "s", 2) == ["before", "behind"]
+            assert said.count("connect") == connections
+            shown.write_text("not a token")
+            await said.another("connect")
+            shown.write_text(secured.signed("ada", "produce", "consume"))
+            await v5.done("send", "p", "k", "again")
+            assert "again" in await v5.take("take in order", "s", 3)
+
+
+class AsNamed:
+    """What a listener has heard and said, by the names of the commands."""
+
+    def __init__(self, listener: RecordingListener) -> None:
+        self._listener = listener
+
+    def count(self, name: str) -> int:
+        return sum(read_command(memoryview(each.frame))[0] == name for each in self._listener.said)
+
+    async def another(self, name: str) -> None:
+        before = self.count(name)
+        async with asyncio.timeout(PATIENCE_S):
+            while self.count(name) == before:
+                await asyncio.sleep(0.01)
 
 
 async def shown(gateway: PulsarGateway, topic: str, name: str) -> Any:

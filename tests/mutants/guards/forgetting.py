@@ -83,8 +83,8 @@ FORGETTING = (
         "topic-forgotten-with-a-segment",
         "5.26: a topic is kept while a segment of it is left, whose bytes another broker has",
         _BROKER,
-        "prefixes = paths.segments_of_topic, paths.owners_of_topic, paths.subscriptions, paths.read_holds",
-        "prefixes = paths.subscriptions, paths.read_holds",
+        "of_segments = paths.segments_of_topic, paths.owners_of_topic",
+        "of_segments = ()",
         tests=(f"{_OF_BROKER}::test_a_topic_is_kept_until_its_bytes_are_gone",),
     ),
     Mutant(

@@ -12,12 +12,17 @@ _ORDERED = "metatxn_gateways/pulsar/ordered.py"
 _SUBSCRIBERS = "metatxn_gateways/pulsar/subscribers.py"
 _AUTHENTICATION = "metatxn_gateways/pulsar/authentication.py"
 _CONNECTION = "metatxn_gateways/pulsar/connection.py"
+_LAYOUTS = "metatxn_gateways/pulsar/layouts.py"
 _LOOKUPS = "metatxn_gateways/pulsar/lookups.py"
 _PRODUCERS = "metatxn_gateways/pulsar/producers.py"
+_SCHEMAS = "metatxn_gateways/pulsar/topic_schemas.py"
 _SESSION = "metatxn_gateways/pulsar/session.py"
 _TEST_BROKERS = "tests/gateways/pulsar/test_brokers.py"
+_TEST_LAYOUTS = "tests/gateways/pulsar/test_layouts.py"
 _TEST_QUOTAS = "tests/gateways/pulsar/test_quotas.py"
+_TEST_SCHEMAS = "tests/gateways/pulsar/test_schemas.py"
 _TEST_SECURITY = "tests/gateways/pulsar/test_security.py"
+_TEST_REFRESH = "tests/gateways/pulsar/test_token_refresh.py"
 _TEST_ATTACHED = "tests/participants/subscription/test_attached.py"
 _TEST_CONSUMING = "tests/gateways/pulsar/test_consuming.py"
 _TEST_ORDERED = "tests/gateways/pulsar/test_ordered.py"
@@ -163,8 +168,8 @@ PULSAR = (
         "any-token-of-pulsar",
         "a client of Pulsar's comes in with a token that is valid",
         _AUTHENTICATION,
-        "        self._authenticator.verified(token)\n",
-        "        pass\n",
+        "        principal, expires_s = authenticator.verified(token)\n",
+        "        principal, expires_s = ANYONE, None\n",
         tests=(f"{_TEST_SECURITY}::test_nobody_comes_in_without_a_token",),
     ),
     Mutant(
@@ -263,5 +268,134 @@ PULSAR = (
         "            if txn_id is not None and await self.part.freed_by_abort(txn_id):\n",
         "            if False:\n",
         tests=(f"{_TEST_CONSUMING}::test_an_acknowledgement_of_a_transaction_that_is_over_is_refused",),
+    ),
+    Mutant(
+        "sealed-for-a-merge-is-shown-as-sealed",
+        "Pulsar's clients see a segment for every key",
+        _LAYOUTS,
+        '        return record.state != "active" and record.merge is None\n',
+        '        return record.state != "active"\n',
+        tests=(f"{_TEST_LAYOUTS}::test_every_layout_that_a_client_is_told_has_a_segment_for_every_key",),
+    ),
+    Mutant(
+        "half-of-a-split-is-shown",
+        "a layout is shown once all of a split or merge is seen",
+        _LAYOUTS,
+        "        if any(child not in segments for each in segments.values() for child in each.children):\n",
+        "        if False:\n",
+        tests=(f"{_TEST_LAYOUTS}::test_a_split_is_seen_at_once",),
+    ),
+    Mutant(
+        "layout-that-is-lost-meanwhile",
+        "while a split is not seen completely, the layout is the one before",
+        _LAYOUTS,
+        "            return self._whole.get(topic)\n",
+        "            return None\n",
+        tests=(f"{_TEST_LAYOUTS}::test_a_split_is_seen_at_once",),
+    ),
+    Mutant(
+        "schema-by-its-name",
+        "5.27: equal schemas have one version, whatever they are called",
+        "metastore/txn/records/topics.py",
+        "        return (self.type, self.data, self.properties) == (other.type, other.data, other.properties)\n",
+        "        return self.model_copy(update={'created_ms': 0}) == other.model_copy(update={'created_ms': 0})\n",
+        tests=(f"{_TEST_SCHEMAS}::test_equal_schemas_have_one_version_and_others_the_next",),
+    ),
+    Mutant(
+        "schema-without-its-properties",
+        "5.27: schemas with other properties have other versions",
+        "metastore/txn/records/topics.py",
+        "        return (self.type, self.data, self.properties) == (other.type, other.data, other.properties)\n",
+        "        return (self.type, self.data) == (other.type, other.data)\n",
+        tests=(f"{_TEST_SCHEMAS}::test_equal_schemas_have_one_version_and_others_the_next",),
+    ),
+    Mutant(
+        "schema-behind-its-topic",
+        "5.27: a schema is created under a check of its topic",
+        _SCHEMAS,
+        "            batch = self._store.batch().check(AtVersion(stored.key, stored.version))\n",
+        "            batch = self._store.batch()\n",
+        tests=(f"{_TEST_SCHEMAS}::test_a_schema_that_is_late_is_not_left_behind_its_topic",),
+    ),
+    Mutant(
+        "schema-in-the-place-of-another",
+        "5.27: a version belongs to one schema",
+        _SCHEMAS,
+        "                await self._store.apply(batch.create(paths.pulsar_schema(topic, version), schema.encode()))\n",
+        "                await self._store.apply(batch.put(paths.pulsar_schema(topic, version), schema.encode()))\n",
+        tests=(f"{_TEST_SCHEMAS}::test_two_schemas_at_once_have_two_versions_and_two_equal_ones_have_one",),
+    ),
+    Mutant(
+        "version-of-a-schema-that-was-lost",
+        "5.27: after a recovery, no version is given out again",
+        _SCHEMAS,
+        "            version = max(known[-1].version + 1 if known else 0, begin)\n",
+        "            version = known[-1].version + 1 if known else 0\n",
+        tests=(f"{_TEST_SCHEMAS}::test_after_a_recovery_no_version_is_given_out_again",),
+    ),
+    Mutant(
+        "schemas-without-end",
+        "5.27: a topic has a bounded number of versions",
+        _SCHEMAS,
+        "            _assert_room(topic, [each.schema for each in known], schema)\n",
+        "",
+        tests=(f"{_TEST_SCHEMAS}::test_a_topic_has_a_bounded_number_of_versions_and_bytes",),
+    ),
+    Mutant(
+        "schemas-outlive-their-topic",
+        "5.27: the schemas of a topic are deleted with it",
+        "participants/topic/deletion.py",
+        "            await self._delete_schemas(tombstone)\n",
+        "            pass\n",
+        tests=(f"{_TEST_SCHEMAS}::test_schemas_go_with_their_topic",),
+    ),
+    Mutant(
+        "schemas-of-the-next-topic",
+        "5.27: a deletion that is slow spares the schemas of a topic that was created again",
+        "participants/topic/deletion.py",
+        "                await delete_records(self._store, deleted, stored)\n",
+        "                for each in stored:\n"
+        "                    await self._store.apply(self._store.batch().delete(each.key))\n",
+        tests=(f"{_TEST_SCHEMAS}::test_a_deletion_that_is_slow_spares_the_schemas_of_a_topic_that_was_created_again",),
+    ),
+    Mutant(
+        "token-of-another-principal-goes-on",
+        "a connection goes on with tokens of its principal alone",
+        _AUTHENTICATION,
+        "        if self._token is not None and principal.name != self._name:\n",
+        "        if False:\n",
+        tests=(f"{_TEST_REFRESH}::test_a_bad_answer_closes_the_connection",),
+    ),
+    Mutant(
+        "challenge-without-an-end",
+        "a client that does not answer a challenge in time is closed",
+        _AUTHENTICATION,
+        "            self._call_later(ANSWERED_WITHIN_S, self._too_late, ",
+        "            self._call_later(1e6, self._too_late, ",
+        tests=(f"{_TEST_REFRESH}::test_a_client_that_does_not_answer_in_time_is_closed",),
+    ),
+    Mutant(
+        "challenge-that-old-clients-do-not-know",
+        "a client that does not know challenges is not challenged",
+        _AUTHENTICATION,
+        "        if expires_s is not None and self._can_refresh:\n",
+        "        if expires_s is not None:\n",
+        tests=(f"{_TEST_REFRESH}::test_a_client_that_knows_no_challenge_is_not_asked",),
+    ),
+    Mutant(
+        "rights-of-the-first-token",
+        "a connection has the rights of its last token",
+        _AUTHENTICATION,
+        "        self._token, self._name = token, principal.name\n",
+        "        self._token, self._name = self._token or token, principal.name\n",
+        tests=(f"{_TEST_REFRESH}::test_a_connection_goes_on_with_the_next_token_and_its_rights",),
+    ),
+    Mutant(
+        "token-that-nobody-has-asked-for",
+        "a token is taken as the answer to a challenge",
+        _AUTHENTICATION,
+        "        if self._authenticator is None or not self._challenged:\n",
+        "        if self._authenticator is None:\n",
+        tests=(f"{_TEST_REFRESH}::test_a_token_that_nobody_has_asked_for_closes_the_connection",),
     ),
 )

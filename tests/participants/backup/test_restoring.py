@@ -18,10 +18,12 @@ from metastore.txn import paths
 from metastore.txn.records.groups import GroupRecord
 from metastore.txn.records.processes import BrokerRecord, VersionRecord
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
-from metastore.txn.records.topics import TopicRecord
+from metastore.txn.records.topics import PulsarSchemaRecord, TopicRecord
 from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.types import Applied, Batch
 from metastore.versions import SPEAKS
+from metatxn_gateways.pulsar.commands import Command
+from metatxn_gateways.pulsar.topic_schemas import TopicSchemas
 from participants.backup import verifying
 from participants.backup.manifest import Manifest
 from participants.backup.restoring import BackupRestorer, ClockBehind, NotEmpty, Restored, is_begun
@@ -84,6 +86,23 @@ async def test_what_processes_say_of_themselves_is_not_restored(case: BackupCase
     here = [record.key async for record in dump(case.restored.store.inner)]
     assert not [key for key in here if key.startswith(("/cluster/broker/", "/cluster/drain/", "/quota-use/"))]
     assert paths.group("g") in here
+    assert await case.laws() == []
+
+
+async def test_schemas_of_pulsars_clients_are_restored_and_no_version_is_given_out_again(case: BackupCase) -> None:
+    await case.begin()
+    store = case.world.store.inner
+    stored = await store.get(paths.topic("public/default/t"))
+    assert stored is not None
+    topic = TopicRecord.decode(stored.value).model_copy(update={"format": "pulsar"})
+    kept = PulsarSchemaRecord(type=2, data="e30=", created_ms=1, name="a", properties={"b": "c"})
+    batch = store.batch().replace(stored, topic.encode())
+    await store.apply(batch.create(paths.pulsar_schema("public/default/t", 0), kept.encode()))
+    await case.restore(await case.take())
+    schemas = TopicSchemas(case.restored.store.inner, case.restored.now_ms)
+    assert await schemas.get("public/default/t", 0) == (0, kept)
+    added = await schemas.version_of("public/default/t", Command().producer.schema.FromString(b"\x20\x04"))
+    assert added == RESTORED_MS
     assert await case.laws() == []
 
 
