@@ -49,6 +49,7 @@ PAGES = {
     "one topic": _TOPIC,
     "messages": f"{_TOPIC}/messages?after=0:-1",
     "messages, all that is stored": f"{_TOPIC}/messages?show=all",
+    "messages, an older page": f"{_TOPIC}/messages?before=999999:0",
     "messages, by an expression": f"{_TOPIC}/messages?where=number+=+-1&after=0:-1",
     "messages, as CSV": f"{_TOPIC}/messages/download?after=0:-1&as=csv",
     "subscriptions": "/subscriptions",
