@@ -87,7 +87,8 @@ class Forgetting:
         created any more, because everything checks its record, and an owner the record of its segment."""
         name = topic.name
         of_segments = paths.segments_of_topic, paths.owners_of_topic
-        for prefix in (*of_segments, paths.subscriptions, paths.read_holds, paths.pulsar_schemas):
+        of_pulsar = (paths.pulsar_schemas,) if topic.format == "pulsar" else ()
+        for prefix in (*of_segments, paths.subscriptions, paths.read_holds, *of_pulsar):
             if await self._is_any_below(prefix(name)):
                 return
         counters = [Counter(record, topic.next_segment - 1)]

@@ -222,6 +222,19 @@ async def test_schemas_go_with_their_topic(gateway: PulsarGateway) -> None:
     await assert_lawful(gateway)
 
 
+async def test_a_topic_is_not_forgotten_while_a_schema_of_it_is_left(gateway: PulsarGateway) -> None:
+    await gateway.create("t")
+    store, forgetting = gateway.world.store, gateway.process.layout.forgetting
+    assert (await gateway.http.delete("/v1/topics/t")).status_code == 204
+    left = paths.pulsar_schema(TOPIC, 0)
+    await store.apply(store.batch().put(left, b'{"type":1,"data":"","created_ms":1}'))
+    await forgetting.forget_due(10**15)
+    assert await store.get(paths.topic(TOPIC)) is not None
+    await store.apply(store.batch().delete(left))
+    await forgetting.forget_due(10**15)
+    assert await store.get(paths.topic(TOPIC)) is None
+
+
 async def test_a_schema_that_is_late_is_not_left_behind_its_topic(gateway: PulsarGateway) -> None:
     (segment,) = await gateway.create("t")
     held = gateway.world.store.fault(Fault(puts(SCHEMAS), hold_before=True))
