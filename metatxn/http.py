@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import json
 import random
 import ssl
@@ -230,7 +229,8 @@ class Http:
     async def _until_answered(self, attempts: _Attempts, *, patient: bool) -> Answer:
         call = attempts.call
         turns = self._turns[call.queue]
-        for number in itertools.count(1):
+        number = 1
+        while True:
             came = _now()
             async with turns:
                 attempts.end += _now() - came
@@ -245,7 +245,7 @@ class Http:
             if pause >= attempts.left_s or attempts.is_hopeless(pause):
                 raise attempts.outcome()
             await asyncio.sleep(pause)
-        raise AssertionError("counting does not end")
+            number += 1
 
     def _pause(self, attempts: _Attempts, error: MetatxnError, number: int) -> float:
         """A pause that doubles, with jitter, and is at least what `Retry-After` asks for, unless another service is
