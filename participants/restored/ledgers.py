@@ -63,7 +63,8 @@ class FoundSegment:
 
 @dataclass(slots=True)
 class LedgerSurvey:
-    """The differences. `unnamed` are unknown directories of segments whose names are too long to be read from them."""
+    """The differences. `unnamed` are unknown directories that do not tell whose they are: the segment's name was too
+    long, or what is there is no segment's name."""
 
     segments: list[FoundSegment] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)

@@ -117,7 +117,7 @@ class StoreRecovery:
                 for difference in _of_segment(segment, wishes):
                     yield difference
             for directory in found.unnamed:
-                yield Difference("unknown segment, its name is too long", directory, "set aside")
+                yield Difference("unknown segment, its directory does not tell its name", directory, "set aside")
         async for entry in dump(self._store, paths.DEADLINE_INDEX):
             txn_id = entry.key.rpartition("/")[2]
             prepared = await self._store.get(f"{paths.PREPARED}{txn_id}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metastore.backends.memory import MemoryStore
-from metastore.check import StoreCheck
+from metastore.check import StoreCheck, dump
 from metastore.errors import StoreTooNew, StoreWentBack
 from metastore.incarnation import IDS_PER_MS, IncarnationGuard
 from metastore.txn import paths
@@ -187,6 +187,19 @@ async def test_the_rest_of_a_deleted_segment_is_adopted_by_nobody(store: MemoryS
         owner = OwnerRecord(broker="", url="", generation=2, deleted=True)
         await put(store, paths.segment_owner(SEGMENT), owner.encode())
         assert (await survey(store, storage)).segments == []
+
+
+async def test_a_directory_whose_name_is_no_segment_is_set_aside(store: MemoryStore, storage: LocalStorage) -> None:
+    async with storage:
+        await (await storage.create("orders", 1)).close()
+        found = await survey(store, storage)
+        assert (found.segments, found.unnamed) == ([], ["orders"])
+        restored = StoreRecovery(store, [storage], lambda: NOW_MS)
+        differences = [each async for each in restored.differences(Wishes())]
+        assert differences == [("unknown segment, its directory does not tell its name", "orders", "set aside")]
+        await restored.recover(Wishes())
+        assert await storage.numbers("orders") == []
+        assert [record async for record in dump(store, paths.SEGMENTS)] == []
 
 
 class Noting(MemoryStore):
