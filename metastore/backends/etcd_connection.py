@@ -13,8 +13,9 @@ for writes. Connections come back by themselves, in growing, jittered pauses of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -112,18 +113,26 @@ def _failed(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, nothing, nothing, details, None)
 
 
-@asynccontextmanager
-async def ended_at(time: float) -> AsyncIterator[None]:
+class EndedAt:
     """Raises DEADLINE_EXCEEDED if a call has not ended at this time of the event loop.
 
     gRPC's own deadline does not end every call: one whose channel is closed before the call has begun never writes and
     never returns.
     """
-    try:
-        async with asyncio.timeout_at(time):
-            yield
-    except TimeoutError:
-        raise _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "the call has not ended by its deadline") from None
+
+    def __init__(self, time: float) -> None:
+        self._timeout = asyncio.timeout_at(time)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "the call has not ended by its deadline") from None
 
 
 class _Routed:
@@ -133,7 +142,17 @@ class _Routed:
         self._channel = channel
 
     def unary_unary(self, method: str, **serializers: Any) -> Any:
-        return lambda request, **options: self._channel().unary_unary(method, **serializers)(request, **options)
+        made_for: grpc.aio.Channel | None = None
+        call: Any = None
+
+        def routed(request: Any, **options: Any) -> Any:
+            nonlocal made_for, call
+            channel = self._channel()
+            if channel is not made_for:  # to make a call anew each time takes a tenth of a request
+                made_for, call = channel, channel.unary_unary(method, **serializers)
+            return call(request, **options)
+
+        return routed
 
     def unary_stream(self, method: str, **serializers: Any) -> Any:
         return lambda request, **options: self._channel().unary_stream(method, **serializers)(request, **options)
@@ -230,7 +249,7 @@ class EtcdConnection:
         timeout_s = max(deadline - sent_at, 0.001)
         try:
             with self.cut_off():
-                async with ended_at(sent_at + timeout_s + HUNG_S):
+                async with EndedAt(sent_at + timeout_s + HUNG_S):
                     answer = await method(request, timeout=timeout_s, metadata=self.metadata or None)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -16,7 +16,7 @@ from itertools import groupby
 
 import grpc.aio
 
-from metastore.backends.etcd_connection import EtcdConnection, ended_at
+from metastore.backends.etcd_connection import EndedAt, EtcdConnection
 from metastore.backends.etcd_stubs import Event, WatchCreateRequest, WatchRequest, WatchResponse
 from metastore.backends.etcd_wire import Wire
 from metastore.background import Backoff, in_background
@@ -97,7 +97,7 @@ class PrefixFeed:
         metadata = [*self._connection.metadata, ("hasleader", "true")]
         stream = self._connection.watches.Watch(metadata=metadata)
         try:
-            async with ended_at(asyncio.get_running_loop().time() + CREATED_WITHIN_S):
+            async with EndedAt(asyncio.get_running_loop().time() + CREATED_WITHIN_S):
                 await stream.write(WatchRequest(create_request=create))
                 response = await stream.read()
             events: list[Event] = []

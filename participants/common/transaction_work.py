@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from metatxn.wire.ids import TxnId
 
-MAX_REMEMBERED = 20_000
+MAX_REMEMBERED = 10_000
 """The most pairs of a transaction and a segment."""
 
 
