@@ -116,6 +116,9 @@ def good() -> dict[str, Call]:
         "next receipt": write(81, "r2", "receipts", "0", "m1.t0", of="p2"),
         "another generation": told(offsets(82, "m1.t0"), "ILLEGAL_GENERATION"),
         "offsets": offsets(84, "m1.t0"),
+        "another one": kafka_begin(87, "m1.t1"),
+        "message that failed": told(write(88, "r3", "receipts", "1", "m1.t1", of="p2"), "_MSG_TIMED_OUT"),
+        "not committed without it": told(end(90, "m1.t1", commit=True), "_INCONSISTENT"),
         "transformed": end(86, "m1.t0", commit=True),
         "payments": final("payments", ("0", "p1"), ("0", "p2")),
         "receipts": final("receipts", ("0", "r1"), ("0", "r2")),
@@ -217,6 +220,10 @@ LIES: dict[str, tuple[str, dict[str, Call]]] = {
             "in time": end(73, "n0.t0", commit=False),
             "too late for it": told(offsets(2_000_000, "n0.t0"), "_FENCED"),
         },
+    ),
+    "a commit that was refused, of what is all there, to a client of Kafka's": (
+        "Kafka's errors have a reason",
+        {"message that failed": write(88, "r3", "receipts", "1", "m1.t1", of="p2")},
     ),
     "an error that no client of Kafka's causes": (
         "Kafka's errors have a reason",

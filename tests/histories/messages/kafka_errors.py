@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.histories.calls import Call
+from tests.histories.calls import Call, Outcome
 from tests.histories.messages.history import History
 
 _NS_PER_MS = 1_000_000
 _OF_THE_MOMENT = {
     *("_TIMED_OUT", "_TIMED_OUT_QUEUE", "_MSG_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_WAIT_COORD"),
-    "_INCONSISTENT",  # a commit is refused by the library, since some of the messages have failed
     *("REQUEST_TIMED_OUT", "_PURGE_QUEUE", "_PURGE_INFLIGHT", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"),
     *("COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "KAFKA_STORAGE_ERROR"),
 }
@@ -22,6 +21,8 @@ _OF_A_GROUP = {
     *("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "REBALANCE_IN_PROGRESS", "_ILLEGAL_GENERATION"),
     *("_MAX_POLL_EXCEEDED", "_ASSIGNMENT_LOST", "_REBALANCE_IN_PROGRESS"),
 }
+_OF_ITS_MESSAGES = {"_INCONSISTENT", "_STATE"}
+"""The library itself refuses what belongs to a transaction of which a message has failed."""
 _FENCED = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"}
 
 
@@ -29,15 +30,24 @@ def broken(history: History) -> Iterable[str]:
     for call in history.kafka_errors:
         name = name_of(call)
         if name in _FENCED:
-            if not _was_replaced(history, call) and not _timed_out(history, call):
-                yield f"nothing that has happened is a reason for {call}"
-        elif name not in _OF_THE_MOMENT | _OF_A_GROUP:
-            yield f"who keeps the rules is never told {name}: {call}"
+            has_reason = _was_replaced(history, call) or _timed_out(history, call)
+        elif name in _OF_ITS_MESSAGES:
+            has_reason = _misses_a_message(history, call)
+        else:
+            has_reason = name in _OF_THE_MOMENT | _OF_A_GROUP
+        if not has_reason:
+            yield f"nothing that has happened is a reason for {name}: {call}"
 
 
 def name_of(call: Call) -> str:
     """Of the error that the client was told."""
     return str(call.result).removeprefix("Kafka ").partition(":")[0]
+
+
+def _misses_a_message(history: History, call: Call) -> bool:
+    """Of its transaction."""
+    writes = history.transactions().get(call.action.get("txn"), [])
+    return any(write.call is not call and write.call.outcome is Outcome.UNKNOWN for write in writes)
 
 
 def _producer(history: History, call: Call) -> str | None:
