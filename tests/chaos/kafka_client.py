@@ -36,8 +36,8 @@ PARTITIONS = 4
 """Of the inputs, and of the outputs."""
 GROUP = "transformers"
 SESSION_MS = 6_000
-TRANSACTION_TIMEOUTS_MS = (5_000, 15_000)
-"""Shorter than the longest time for which a process is frozen."""
+TRANSACTION_TIMEOUTS_MS = (5_000, 30_000)
+"""Shorter than the session, and longer: one who comes back late may find its transaction open, and its place taken."""
 IMPATIENT_MS = (1_000, 4_000)
 PATIENCE_S = 20.0
 ATTEMPTS = 3
@@ -45,6 +45,7 @@ ATTEMPTS = 3
 FLUSH_S = 1.0
 POLL_S = 0.5
 PAUSE_S = 0.1
+DAWDLE_S = 2.0
 REST_S = 8.0
 """Of the twin, after it was fenced or has failed."""
 JSON = [("content-type", b"application/json")]
@@ -193,6 +194,8 @@ class Member(Actor):
 
     pause_s = 0.02
     abort = 0.1
+    dawdle = 0.1
+    """How often a transaction takes longer, so that what befalls a member finds it inside one."""
 
     def __init__(self, servers: str, name: str, recorder: Recorder, dice: Random, transactional_id: str) -> None:
         super().__init__(servers, name, recorder, dice)
@@ -288,6 +291,8 @@ class Member(Actor):
             for each in messages:
                 self.scribe.send(producer, KAFKA_OUTPUTS, each.partition(), txn, of=json.loads(each.value())["id"])
                 behind[each.partition()] = TopicPartition(KAFKA_INPUTS, each.partition(), each.offset() + 1)
+            if self.dice.random() < self.dawdle:
+                time.sleep(self.dice.uniform(0, DAWDLE_S))
             offsets = {"do": "offsets", "txn": txn}
             places = list(behind.values())
             self.scribe.call(offsets, lambda: producer.send_offsets_to_transaction(places, membership, PATIENCE_S))

@@ -53,7 +53,8 @@ def ways(mix: Mix) -> list[str]:
     times, as all messages go there: what is lost on them tests what retries do. Kafka's clients have one way to each
     broker together, and each of them one to all brokers."""
     to_services = [f"clients>{name}" for name in (*COORDINATORS, *BROKERS, *BROKERS, *BROKERS)]
-    of_kafka = [f"{KAFKA}>{name}" for name in (*BROKERS, *BROKERS)] + [f"{name}>brokers" for name in KAFKA_CLIENTS]
+    of_kafka = [f"{KAFKA}>{name}" for name in (*BROKERS, *BROKERS)]
+    of_kafka += [f"{name}>brokers" for name in (*KAFKA_CLIENTS, *MEMBERS, *MEMBERS)]
     to_members = [f"{name}>{one}" for name in SERVICES for one in members(mix)]
     return [*to_services, *(of_kafka if mix.kafka else []), *to_members]
 
@@ -87,7 +88,7 @@ def schedule(mix: Mix, seed: int, seconds: float) -> list[Strike]:
 def _targets(mix: Mix, fault: Fault) -> list[str]:
     match fault:
         case Fault.KILL | Fault.FREEZE:
-            return [*SERVICES, *BROKERS, *clients(mix), *members(mix)]
+            return [*SERVICES, *BROKERS, *clients(mix), *(MEMBERS if mix.kafka else ()), *members(mix)]
         case Fault.RESTARTS | Fault.STOP:
             return list(SERVICES)
         case Fault.RELEASE:
