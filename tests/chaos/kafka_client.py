@@ -36,7 +36,7 @@ PARTITIONS = 4
 """Of the inputs, and of the outputs."""
 GROUP = "transformers"
 SESSION_MS = 6_000
-TRANSACTION_TIMEOUTS_MS = (5_000, 30_000)
+TRANSACTION_TIMEOUTS_MS = (2_000, 10_000, 30_000)
 """Shorter than the session, and longer: one who comes back late may find its transaction open, and its place taken."""
 IMPATIENT_MS = (1_000, 4_000)
 PATIENCE_S = 20.0
