@@ -45,7 +45,7 @@ ATTEMPTS = 3
 FLUSH_S = 1.0
 POLL_S = 0.5
 PAUSE_S = 0.1
-DAWDLE_S = 2.0
+DAWDLE_S = 4.0
 REST_S = 8.0
 """Of the twin, after it was fenced or has failed."""
 JSON = [("content-type", b"application/json")]
@@ -194,8 +194,8 @@ class Member(Actor):
 
     pause_s = 0.02
     abort = 0.1
-    dawdle = 0.1
-    """How often a transaction takes longer, so that what befalls a member finds it inside one."""
+    dawdle = 0.05
+    """How often a transaction takes longer, maybe too long, so that what befalls a member finds it inside one."""
 
     def __init__(self, servers: str, name: str, recorder: Recorder, dice: Random, transactional_id: str) -> None:
         super().__init__(servers, name, recorder, dice)
