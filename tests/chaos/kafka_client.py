@@ -209,8 +209,8 @@ class Member(Actor):
         self._given: list[Message] = []
         """What it has of its present partitions, and has not transformed."""
         self._membership: bytes | None = None
-        """The generation in which these were assigned. What the consumer says later may be that of no member: it has
-        been frozen, say, and what it was given before belongs to others by now."""
+        """The member and generation to which these were assigned. A consumer that has been frozen names no member once
+        it has noticed that its session is over, and what it was given before may belong to others by then."""
 
     def turn(self) -> None:
         try:
@@ -344,7 +344,7 @@ class Twin(Member):
 
 
 def is_of_nobody(membership: bytes) -> bool:
-    """Whether the consumer was not a member: brokers would take its offsets unseen, as those of a client without a
+    """Whether the consumer is in no generation: brokers take its offsets unseen, as those of a client without a
     group."""
     return membership.startswith(b"CGMDv2:\xff\xff\xff\xff")
 
