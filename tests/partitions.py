@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import permutations
 from pathlib import Path
+from typing import TypeVar
 
 from tests.metastore.storms.relay import Relay
 from tests.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, peer_address
 
+T = TypeVar("T")
 Pair = tuple[int, int]
 """Numbers of members, from the one that calls to the one that is called."""
 
@@ -81,12 +83,18 @@ def _arrive(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
+    calling = caller(writer, {number: member.pid for number, member in enumerate(members) if number != called})
+    if calling is None:
+        writer.transport.abort()  # it has gone again
+    else:
+        ways.relays[calling, called][0].accept(reader, writer)
+
+
+def caller(writer: asyncio.StreamWriter, processes: Mapping[T, int | None]) -> T | None:
+    """Which of these processes, by the id of each that runs, is at the other end of a connection on this machine."""
     inode = _inode(*(writer.get_extra_info(end)[1] for end in ("peername", "sockname")))
-    for calling, member in enumerate(members):
-        if calling != called and member.pid and _holds(member.pid, f"socket:[{inode}]"):
-            ways.relays[calling, called][0].accept(reader, writer)
-            return
-    writer.transport.abort()  # it has gone again
+    held = (name for name, pid in processes.items() if pid and _holds(pid, f"socket:[{inode}]"))
+    return next(held, None)
 
 
 _ASK = struct.Struct("=IHHII BBBxI 2s2s 16s16s I 8s")
@@ -114,8 +122,15 @@ def _inode(port: int, other: int) -> int:
 
 def _holds(pid: int, name: str) -> bool:
     try:
-        return any(str(file.readlink()) == name for file in Path(f"/proc/{pid}/fd").iterdir())
-    except FileNotFoundError:  # it closes one, or ends, while we look
+        return any(_leads_to(file, name) for file in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # it has ended
+        return False
+
+
+def _leads_to(file: Path, name: str) -> bool:
+    try:
+        return str(file.readlink()) == name
+    except FileNotFoundError:  # it is closed while we look
         return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -18,12 +19,23 @@ from participants.ledger.watermark import DEFAULT_PERCENT
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from tests.bounds import ledger_bytes
 from tests.chaos.disk import Disk
+from tests.chaos.kafka_ways import KafkaWays, kafka_ways
 from tests.chaos.mixes import Fault, Mix
 from tests.chaos.releases import client_of_the_previous_release, of_the_previous_release
-from tests.chaos.schedule import CLIENTS, COORDINATORS, DISKS, SERVICES, members
+from tests.chaos.schedule import (
+    BROKERS,
+    CLIENTS,
+    COORDINATORS,
+    DISKS,
+    KAFKA,
+    KAFKA_CLIENTS,
+    SERVICES,
+    clients,
+    members,
+)
 from tests.chaos.service import Service
 from tests.chaos.store_space import make_room
-from tests.metastore.storms.relay import Relay
+from tests.metastore.storms.relay import Relay, Relays
 from tests.partitions import PeerWays, between_etcds, between_zookeepers
 from tests.servers import EtcdCluster, EtcdServer, ZooKeeperEnsemble, ZooKeeperServer, free_port
 
@@ -37,6 +49,8 @@ QUOTA = ("--quota-backend-bytes", str(128 << 20))
 """Of etcd: more than a run needs, and little enough to be filled within seconds."""
 LEDGERS_SIZE, STORE_SIZE = "512m", "1g"
 """Of disks. What lies on them takes memory; etcd keeps five files of its log, 64 MiB each, and copies its database."""
+OURSELVES = "last"
+"""The harness, which is a client of Kafka's in the end."""
 POLL_S = 0.2
 PATIENCE_S = 300.0
 """How long anything may take without faults: much longer than on a machine that has nothing else to do."""
@@ -59,7 +73,9 @@ class Cluster:
         self.peers = PeerWays()
         self.disks: dict[str, Disk] = {}
         self.died: Counter[str] = Counter()
+        self.kafka = KafkaWays()
         self._ports = {name: free_port() for name in SERVICES}
+        self._kafka_ports = {name: free_port() for name in BROKERS}
         self.of_previous: set[str] = {*SERVICES, CLIENTS[0]} if mix.upgrade else set()
         """The processes that run the previous release, once they are launched again. The other clients may be ahead of
         the services."""
@@ -73,6 +89,16 @@ class Cluster:
     def urls(self) -> list[str]:
         """Of the services, as clients know them."""
         return [self._advertised(name) for name in SERVICES]
+
+    @property
+    def kafka_servers(self) -> str:
+        """Where Kafka's clients begin."""
+        return ",".join(self.kafka.addresses.values())
+
+    def way(self, target: str) -> Relay | Relays:
+        """What a fault of the schedule names: one way, or all those of one of Kafka's clients."""
+        name, _, to = target.partition(">")
+        return self.kafka.of_client[name] if to == "brokers" else self.ways[target]
 
     def _advertised(self, name: str) -> str:
         return f"http://127.0.0.1:{self.ways[f'clients>{name}'].port}"
@@ -88,9 +114,11 @@ class Cluster:
                 await self._open_way(stack, f"clients>{name}", self._ports[name])
                 for one, member in self.members.items():
                     await self._open_way(stack, f"{name}>{one}", member.port)
+            if self.mix.kafka:
+                await self._open_ways_of_kafka(stack)
             for name in SERVICES:
                 self.services[name] = Service(name, partial(self._service, name), self.log(name))
-            for name in CLIENTS:
+            for name in clients(self.mix):
                 self.clients[name] = Service(name, partial(self._client, name), self.log(name))
             for service in (*self.services.values(), *self.clients.values()):
                 stack.push_async_callback(service.close)
@@ -131,6 +159,18 @@ class Cluster:
     async def _open_way(self, stack: AsyncExitStack, name: str, port: int) -> None:
         self.ways[name] = await stack.enter_async_context(Relay(port))
 
+    async def _open_ways_of_kafka(self, stack: AsyncExitStack) -> None:
+        ports = {}
+        for name in BROKERS:
+            await self._open_way(stack, f"{KAFKA}>{name}", self._kafka_ports[name])
+            ports[name] = self.ways[f"{KAFKA}>{name}"].port
+        self.kafka = await stack.enter_async_context(kafka_ways(ports, self._processes_of_kafka))
+
+    def _processes_of_kafka(self) -> dict[str, int | None]:
+        known = {name: self.clients.get(name) for name in KAFKA_CLIENTS}
+        pids = {name: each.pid if each and each.alive() else None for name, each in known.items()}
+        return {**pids, OURSELVES: os.getpid()}
+
     def log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
 
@@ -148,11 +188,16 @@ class Cluster:
             return options + SWEEPS
         options += ["--max-ledger-bytes", str(ledger_bytes(self._seed, DEFAULT_MAX_LEDGER_BYTES))]
         options += ["--disk-watermark", str(100 if self._seed % 2 else DEFAULT_PERCENT)]
+        if self.mix.kafka:
+            options += ["--kafka-port", str(self._kafka_ports[name]), "--kafka-advertise", self.kafka.addresses[name]]
         if self.mix.ledgers == "shared":
             return [*options, "--storage", f"file://{self.disks[DISKS].path / 'objects'}"]
         return [*options, "--data-dir", str(self.disks[DISKS].path / name)]
 
     def _client(self, name: str) -> list[str]:
+        if name in KAFKA_CLIENTS:
+            arguments = [self.kafka_servers, str(self.histories), name, str(self._seed)]
+            return [sys.executable, "-m", "tests.chaos.kafka_client", *arguments]
         arguments = [",".join(self.urls), str(self.histories), name, str(self._seed)]
         if name in self.of_previous:
             return client_of_the_previous_release(arguments)

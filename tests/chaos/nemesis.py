@@ -119,7 +119,7 @@ class Nemesis:
 
     @contextmanager
     def _lost_way(self, target: str, fault: Fault) -> Iterator[None]:
-        way = self._cluster.ways[target]
+        way = self._cluster.way(target)
         if fault is Fault.CUT:
             way.cut()
             try:

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import httpx
+from confluent_kafka import TopicPartition
 
 import metatxn
 from metastore.api import MetadataStore
@@ -24,20 +25,24 @@ from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from tests.bounds import drawn, ledger_bytes
 from tests.chaos.client import BANK, LOG, SUBSCRIPTION, Ledger, Worker
 from tests.chaos.cluster import PATIENCE_S, Cluster
+from tests.chaos.kafka_client import PARTITIONS, Member, Reader
 from tests.chaos.mixes import MIXES, Fault
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.schedule import Strike, schedule
 from tests.histories.calls import Call, Outcome, Recorder, read_calls
 from tests.histories.messages import judge
-from tests.histories.messages.consumption import INPUTS, OUTPUTS
+from tests.histories.messages.consumption import INPUTS, KAFKA_INPUTS, KAFKA_OUTPUTS, OUTPUTS
 from tests.histories.messages.history import History
+from tests.histories.messages.kafka_errors import name_of
 
 TOPICS = {**dict.fromkeys(BANK, 2), LOG: 2, INPUTS: 1, OUTPUTS: 2}
 """And how many segments each has."""
+KAFKA_TOPICS = {KAFKA_INPUTS: PARTITIONS, KAFKA_OUTPUTS: PARTITIONS}
 POLL_S = 0.5
+REQUEST_S = 20.0
 PER_TRANSACTION = (
     *(paths.HEADERS, paths.LEASES, paths.REMEMBERED_WRITERS, paths.PREPARED, paths.OPS),
-    *(paths.WRITES_INDEX, paths.ACKS_INDEX, paths.DEADLINE_INDEX, paths.FINAL_STATE_INDEX),
+    *(paths.WRITES_INDEX, paths.ACKS_INDEX, paths.OFFSETS_INDEX, paths.DEADLINE_INDEX, paths.FINAL_STATE_INDEX),
 )
 """Prefixes below which nothing is left when all is quiet."""
 
@@ -94,7 +99,7 @@ async def run(name: str, seed: int, seconds: float, directory: Path) -> Report:
 
 async def rage(cluster: Cluster, report: Report) -> None:
     """Clients at work, and the faults of the schedule."""
-    await asyncio.to_thread(make_topics, cluster.urls, Random(report.seed))
+    await asyncio.to_thread(make_topics, cluster.urls, Random(report.seed), kafka=cluster.mix.kafka)
     for client in cluster.clients.values():
         client.launch()
     (report.directory / "schedule.txt").write_text("\n".join(map(str, report.strikes)))
@@ -105,11 +110,11 @@ async def rage(cluster: Cluster, report: Report) -> None:
         report.notes.append("mounting is not permitted here, so no disk was ever full")
 
 
-def make_topics(urls: Sequence[str], dice: Random) -> None:
+def make_topics(urls: Sequence[str], dice: Random, *, kafka: bool = False) -> None:
     """Each over a service that is drawn, so that with local files both brokers have some."""
-    for topic, segments in TOPICS.items():
+    for topic, segments in (TOPICS | (KAFKA_TOPICS if kafka else {})).items():
         with metatxn.connect(dice.choice(urls)) as client:
-            client.create_topic(topic, segments)
+            client.create_topic(topic, segments, format="kafka" if topic in KAFKA_TOPICS else None)
     with metatxn.connect(dice.choice(urls)) as client:
         client.subscribe(INPUTS, SUBSCRIPTION, "shared", "earliest").close()
 
@@ -118,6 +123,20 @@ class LastWorker(Worker):
     """Commits whatever it begins."""
 
     abort = 0.0
+
+
+class LastMember(Member):
+    """Commits whatever it begins."""
+
+    abort = 0.0
+
+    def is_done(self) -> bool:
+        """Whether its group has passed all inputs."""
+        if self.consumer is None:
+            return False
+        places = [TopicPartition(KAFKA_INPUTS, number) for number in range(PARTITIONS)]
+        passed = sum(max(each.offset, 0) for each in self.consumer.committed(places, REQUEST_S))
+        return passed == sum(self.consumer.get_watermark_offsets(each, REQUEST_S)[1] for each in places)
 
 
 class Calm:
@@ -150,6 +169,9 @@ class Calm:
         async with self._cluster.store() as store:
             await self._in_time("open transactions time out", empty(store, paths.DEADLINE_INDEX))
             await self._in_time("orders are consumed", asyncio.to_thread(self._consume), lambda: self._read)
+            if self._cluster.mix.kafka:
+                transforming = asyncio.to_thread(self._transform)
+                await self._in_time("Kafka's inputs are transformed", transforming, lambda: self._read)
             await self._in_time("read holds can be ended", self._end_holds(store))
             await self._in_time("the store drains", self._drain(store))
             for finding in [finding async for finding in StoreCheck(store).findings()]:
@@ -224,6 +246,18 @@ class Calm:
     def _orders_left(self, client: metatxn.Client) -> bool:
         return len(self._everything(client, INPUTS)) > len(self._everything(client, OUTPUTS))
 
+    def _transform(self) -> None:
+        """Until the group of Kafka's clients has passed all inputs."""
+        name = "last-member"
+        member = LastMember(self._cluster.kafka_servers, name, self._recorder, Random(0), name)
+        done: list[bool] = []
+        before = self._read
+        while not self._hung.is_set() and not any(done):
+            member.quietly(member.turn)
+            self._read = before + member.passed
+            member.quietly(lambda: done.append(member.is_done()))
+        member.leave()
+
     async def _end_holds(self, store: MetadataStore) -> None:
         """A hold whose answer was lost, or its release, would keep headers for a long time. Nobody needs it now."""
         with metatxn.connect(self._cluster.urls[0]) as client:
@@ -247,6 +281,24 @@ class Calm:
             for topic in TOPICS:
                 call = self._recorder.invoke("last", {"do": "final", "topic": topic})
                 self._recorder.answer(call, "last", Outcome.OK, self._everything(client, topic))
+            if self._cluster.mix.kafka:
+                for topic in KAFKA_TOPICS:
+                    self._look_as_both(client, topic)
+
+    def _look_as_both(self, client: metatxn.Client, topic: str) -> None:
+        """What a client of Kafka's sees of a topic is what is there; one of ours sees the same of each partition."""
+        reader = Reader(self._cluster.kafka_servers, f"last of {topic}", self._recorder, Random(0), topic)
+        call = self._recorder.invoke("last", {"do": "final", "topic": topic})
+        seen: list[tuple[str, str]] = []
+        while len(reader.ended) < PARTITIONS and not self._hung.is_set():
+            found = reader.read()
+            seen += found
+            self._read += len(found)
+        self._recorder.answer(call, "last", Outcome.OK, seen)
+        call = self._recorder.invoke("last", {"do": "read", "reader": "ours", "topic": topic})
+        ours = self._everything(client, topic)
+        self._recorder.answer(call, "last", Outcome.OK, ours)
+        self._expect(len(ours) == len(seen), "both protocols", f"{len(ours)} and {len(seen)} messages of {topic}")
 
     def _everything(self, client: metatxn.Client, topic: str) -> list[tuple[str | None, str]]:
         """As (key, id)."""
@@ -260,9 +312,16 @@ class Calm:
         calls = read_histories(self._cluster.histories)
         history = History.of(calls)
         self._report.anomalies |= judge(history)
-        self._report.counts += Counter(f"{call.action['do']} {call.outcome}" for call in calls)
+        self._report.counts += Counter(map(description, calls))
+        self._report.counts += Counter(f"errors {name_of(call)}" for call in history.kafka_errors)
         for txn in history.ends:
             self._report.counts[f"transactions {fate(history, txn)}"] += 1
+
+
+def description(call: Call) -> str:
+    """What is counted as one."""
+    topic = call.action.get("topic")
+    return f"{call.action['do']} {f'of {topic} ' if topic in KAFKA_TOPICS else ''}{call.outcome}"
 
 
 def fate(history: History, txn: str) -> str:

@@ -12,6 +12,11 @@ COORDINATORS = ("coordinator-0", "coordinator-1")
 BROKERS = ("broker-0", "broker-1")
 SERVICES = (*COORDINATORS, *BROKERS)
 CLIENTS = ("client-0", "client-1")
+FEEDER, MEMBERS, TWIN = "feeder", ("member-0", "member-1"), "twin"
+"""Of Kafka's clients: whoever fills and reads topics, the members of a group, and one with the same transactional id as
+the first of them."""
+KAFKA_CLIENTS = (FEEDER, *MEMBERS, TWIN)
+KAFKA = "kafka"
 STORE = "store"
 DISKS = "disk"
 SHORTEST_S = 1.0
@@ -39,11 +44,19 @@ def members(mix: Mix) -> list[str]:
     return [f"{STORE}-{number}" for number in range(mix.members)]
 
 
+def clients(mix: Mix) -> tuple[str, ...]:
+    return (CLIENTS[0], *KAFKA_CLIENTS) if mix.kafka else CLIENTS
+
+
 def ways(mix: Mix) -> list[str]:
     """From clients to each service, and from each service to each member of the store. Those to the brokers come three
-    times, as all messages go there: what is lost on them tests what retries do."""
+    times, as all messages go there: what is lost on them tests what retries do. Kafka's clients have one way to each
+    broker together, and each of them one to all brokers."""
     to_services = [f"clients>{name}" for name in (*COORDINATORS, *BROKERS, *BROKERS, *BROKERS)]
-    return to_services + [f"{name}>{one}" for name in SERVICES for one in members(mix)]
+    of_kafka = [f"{KAFKA}>{name}" for name in (*BROKERS, *BROKERS)]
+    of_kafka += [f"{name}>brokers" for name in (*KAFKA_CLIENTS, *MEMBERS, *MEMBERS)]
+    to_members = [f"{name}>{one}" for name in SERVICES for one in members(mix)]
+    return [*to_services, *(of_kafka if mix.kafka else []), *to_members]
 
 
 def whole(target: str) -> str:
@@ -75,7 +88,7 @@ def schedule(mix: Mix, seed: int, seconds: float) -> list[Strike]:
 def _targets(mix: Mix, fault: Fault) -> list[str]:
     match fault:
         case Fault.KILL | Fault.FREEZE:
-            return [*SERVICES, *BROKERS, *CLIENTS, *members(mix)]
+            return [*SERVICES, *BROKERS, *clients(mix), *(MEMBERS if mix.kafka else ()), *members(mix)]
         case Fault.RESTARTS | Fault.STOP:
             return list(SERVICES)
         case Fault.RELEASE:

@@ -1,13 +1,15 @@
 """Goal: whatever befalls real processes, clients are told the truth, and nothing hangs or is left once it is over.
 
 Method: 24 seconds of the mix `short` as `python -m tests.chaos --mix short --seed 29190` makes them, and two minutes of
-the seed 201 in `make test-all`; docs/testing.md has the figures of longer ones. Scenarios 79, 118.
+the seed 201, and 24 seconds of the mix `kafka`, in `make test-all`; docs/testing.md has the figures of longer ones.
+Scenarios 79, 118.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from metastore.backends.etcd import EtcdStore
 from metastore.errors import StoreFull
 from tests.chaos import run as run_module
 from tests.chaos.cluster import Cluster
+from tests.chaos.kafka_ways import kafka_ways
 from tests.chaos.mixes import MIXES
 from tests.chaos.run import Calm, Report, run
 from tests.chaos.schedule import schedule, whole
@@ -24,18 +27,23 @@ from tests.chaos.store_space import fill, make_room
 from tests.extent import usually
 from tests.servers import EtcdServer
 
-SECONDS = usually(24.0, 120.0)
-SEED = usually(29190, 201)
-"""Its schedule has every fault, and replies that are lost on the way to both brokers. That of the former has twenty
-strikes in this time."""
+RUNS = usually([("short", 29190, 24.0)], [("short", 201, 120.0), ("kafka", 6231, 24.0)])
+"""The schedule of seed 201 has every fault, and replies that are lost on the way to both brokers. That of 29190 has
+twenty strikes in this time. That of 6231 kills a broker, a coordinator and a member, freezes the other broker and a
+member for longer than its session, cuts members off from both brokers, and loses replies on their ways."""
+ALWAYS = ("transactions committed", "transactions aborted", "snapshot ok", "read ok", "final ok")
+OF_KAFKA = ("write of payments ok", "write of receipts ok", "offsets ok", "read of receipts ok", "final of receipts ok")
 
 
 @pytest.mark.timeout(1800)
-async def test_79_118_nothing_is_lost_doubled_torn_or_left_in_chaos(tmp_path: Path) -> None:
-    report = await run("short", SEED, SECONDS, tmp_path / "chaos")
+@pytest.mark.parametrize(("mix", "seed", "seconds"), RUNS)
+async def test_79_118_nothing_is_lost_doubled_torn_or_left_in_chaos(
+    tmp_path: Path, mix: str, seed: int, seconds: float
+) -> None:
+    report = await run(mix, seed, seconds, tmp_path / "chaos")
     assert not report.anomalies, str(report)
     assert report.faults.total() > 5, "nothing has happened"
-    for what in ("transactions committed", "transactions aborted", "snapshot ok", "read ok", "final ok"):
+    for what in (*ALWAYS, *(OF_KAFKA if MIXES[mix].kafka else ())):
         assert report.counts[what], f"nothing was judged: {report}"
 
 
@@ -77,6 +85,37 @@ def test_nobody_is_struck_before_the_last_fault_is_over(name: str) -> None:
         here = [strike for strike in strikes if whole(strike.target) == target]
         assert all(before.at_s + before.for_s <= after.at_s for before, after in pairwise(here)), target
     assert all(strike.at_s + strike.for_s <= 600 for strike in strikes)
+
+
+async def test_a_client_of_kafka_is_cut_off_alone() -> None:
+    """The one that runs is this process."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(100))
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    running = {"away": None, "here": os.getpid()}
+    async with server, kafka_ways({"broker": server.sockets[0].getsockname()[1]}, lambda: running) as ways:
+
+        async def answered() -> bytes:
+            reader, writer = await asyncio.open_connection(*ways.addresses["broker"].split(":"))
+            writer.write(b"a")
+            try:
+                return await reader.read()
+            except ConnectionResetError:
+                return b""
+            finally:
+                writer.close()
+
+        ways.of_client["away"].cut()
+        assert await answered() == b"a"
+        ways.of_client["here"].cut()
+        assert await answered() == b""
+        ways.of_client["here"].mend()
+        assert await answered() == b"a"
+        running["here"] = None
+        assert await answered() == b"", "nobody knows who it is"
 
 
 async def test_a_store_is_full_until_there_is_room_again(tmp_path: Path) -> None:

@@ -33,6 +33,26 @@ def begin(txn: str, timeout_ms: int = 3_000) -> Call:
     return Call("writer", {"do": "begin", "timeout_ms": timeout_ms}, OK, 0, 1, txn)
 
 
+def init(at: int, producer: str, transactional_id: str) -> Call:
+    action = {"do": "init", "producer": producer, "transactional_id": transactional_id}
+    return Call("member", action, OK, at, at + 1)
+
+
+def kafka_begin(at: int, txn: str, timeout_ms: int = 3_000) -> Call:
+    """By the producer whose name is the first part of the transaction's."""
+    action = {"do": "begin", "timeout_ms": timeout_ms, "producer": txn.partition(".")[0]}
+    return Call("member", action, OK, at, at + 1, txn)
+
+
+def offsets(at: int, txn: str) -> Call:
+    return Call("member", {"do": "offsets", "txn": txn}, OK, at, at + 1)
+
+
+def told(call: Call, error: str) -> Call:
+    """A call of a client of Kafka's that has failed."""
+    return replace(call, outcome=UNKNOWN, result=f"Kafka {error}: because")
+
+
 def refused(call: Call, error: str) -> Call:
     return replace(call, outcome=FAILED, result=f"{error}: because")
 
@@ -81,6 +101,27 @@ def good() -> dict[str, Call]:
         "order": write(50, "o1", "orders", "k"),
         "bill": write(52, "b1", "bills", "k", "t4", of="o1"),
         "t4": end(55, "t4", commit=True),
+        "payment": write(60, "p1", "payments", "0"),
+        "next payment": write(63, "p2", "payments", "0"),
+        "given up": told(write(66, "p3", "payments", "1"), "_MSG_TIMED_OUT"),
+        "member": init(70, "m0", "m"),
+        "zombie": kafka_begin(72, "m0.t0"),
+        "member again": init(75, "m1", "m"),
+        "fenced": told(end(77, "m0.t0", commit=True), "_FENCED"),
+        "one with a timeout": init(70, "n0", "n"),
+        "it times out": kafka_begin(72, "n0.t0", timeout_ms=0),
+        "too late for it": told(end(75, "n0.t0", commit=True), "_FENCED"),
+        "transforming": kafka_begin(80, "m1.t0"),
+        "receipt": write(81, "r1", "receipts", "0", "m1.t0", of="p1"),
+        "next receipt": write(81, "r2", "receipts", "0", "m1.t0", of="p2"),
+        "another generation": told(offsets(82, "m1.t0"), "ILLEGAL_GENERATION"),
+        "offsets": offsets(84, "m1.t0"),
+        "another one": kafka_begin(87, "m1.t1"),
+        "message that failed": told(write(88, "r3", "receipts", "1", "m1.t1", of="p2"), "_MSG_TIMED_OUT"),
+        "not committed without it": told(end(90, "m1.t1", commit=True), "_INCONSISTENT"),
+        "transformed": end(86, "m1.t0", commit=True),
+        "payments": final("payments", ("0", "p1"), ("0", "p2")),
+        "receipts": final("receipts", ("0", "r1"), ("0", "r2")),
         "bank0": final("bank0", ("a", "w1"), ("a", "w4")),
         "bank1": final("bank1", ("b", "w2")),
         "log": final("log", ("k", "w5"), ("k", "w6"), ("k", "w9"), ("k", "w8")),
@@ -130,6 +171,68 @@ LIES: dict[str, tuple[str, dict[str, Call]]] = {
         {"again": write(53, "b2", "bills", "k", "t4", of="o1"), "bills": final("bills", ("k", "b1"), ("k", "b2"))},
     ),
     "a bill of what is no order": ("acks exactly when outputs", {"orders": final("orders")}),
+    "an acknowledged input of Kafka's that is not there": (
+        "acknowledged is there, once",
+        {"payments": final("payments", ("0", "p1"))},
+    ),
+    "an input of Kafka's that is there twice": (
+        "acknowledged is there, once",
+        {"payments": final("payments", ("0", "p1"), ("0", "p2"), ("0", "p1"))},
+    ),
+    "an input of Kafka's without an output": (
+        "acks exactly when outputs",
+        {"receipts": final("receipts", ("0", "r1"))},
+    ),
+    "an input of Kafka's with two outputs": (
+        "acks exactly when outputs",
+        {
+            "zombie's receipt": write(74, "r0", "receipts", "0", "m0.t0", of="p1"),
+            "receipts": final("receipts", ("0", "r0"), ("0", "r1"), ("0", "r2")),
+        },
+    ),
+    "outputs that changed places": (
+        "outputs in the order of inputs",
+        {
+            "receipt": write(81, "r1", "receipts", "0", "m1.t0", of="p2"),
+            "next receipt": write(81, "r2", "receipts", "0", "m1.t0", of="p1"),
+        },
+    ),
+    "a producer that nobody has replaced is fenced": (
+        "Kafka's errors have a reason",
+        {"member again": init(75, "m1", "another")},
+    ),
+    "a producer is fenced before the other one comes": (
+        "Kafka's errors have a reason",
+        {"member again": init(80, "m1", "m")},
+    ),
+    "a producer is fenced that was the last": (
+        "Kafka's errors have a reason",
+        {"member": init(77, "m0", "m"), "fenced": told(end(79, "m0.t0", commit=True), "_FENCED")},
+    ),
+    "a transaction of Kafka's times out before its time": (
+        "Kafka's errors have a reason",
+        {"it times out": kafka_begin(72, "n0.t0")},
+    ),
+    "a producer is fenced by the timeout of what was over": (
+        "Kafka's errors have a reason",
+        {
+            "it times out": kafka_begin(72, "n0.t0", timeout_ms=1),
+            "in time": end(73, "n0.t0", commit=False),
+            "too late for it": told(offsets(2_000_000, "n0.t0"), "_FENCED"),
+        },
+    ),
+    "a commit that was refused, of what is all there, to a client of Kafka's": (
+        "Kafka's errors have a reason",
+        {"message that failed": write(88, "r3", "receipts", "1", "m1.t1", of="p2")},
+    ),
+    "an error that no client of Kafka's causes": (
+        "Kafka's errors have a reason",
+        {"given up": told(write(66, "p3", "payments", "1"), "OUT_OF_ORDER_SEQUENCE_NUMBER")},
+    ),
+    "an idempotent producer is fenced": (
+        "Kafka's errors have a reason",
+        {"given up": told(write(66, "p3", "payments", "1"), "INVALID_PRODUCER_EPOCH")},
+    ),
     "two decisions": ("one decision", {"again": end(70, "t1", commit=False)}),
     "a refusal that has nothing to do with the call": (
         "refused with a reason",

@@ -8,8 +8,10 @@
     reading_on.py     who reads on misses nothing and sees nothing that is taken back
     sums.py           each snapshot of the bank sums up to zero, and holds all that was committed before it
     consumption.py    acks count exactly when the outputs do: one output for each input
+    output_order.py   Kafka's clients write what they make of a partition in its order
     decisions.py      nobody is told that one transaction was committed and aborted
     refusals.py       nobody is refused for certain without a reason
+    kafka_errors.py   nor is a client of Kafka's told of an error without one
 
 Each takes a `History` and yields what contradicts its promise, in words. None of them knows how a service works.
 """
@@ -23,7 +25,9 @@ from tests.histories.messages import (
     acknowledged,
     consumption,
     decisions,
+    kafka_errors,
     key_order,
+    output_order,
     reading_on,
     refusals,
     sums,
@@ -39,8 +43,10 @@ PROMISES: dict[str, Callable[[History], Iterable[str]]] = {
     "reading on": reading_on.broken,
     "snapshot sums": sums.broken,
     "acks exactly when outputs": consumption.broken,
+    "outputs in the order of inputs": output_order.broken,
     "one decision": decisions.broken,
     "refused with a reason": refusals.broken,
+    "Kafka's errors have a reason": kafka_errors.broken,
 }
 
 

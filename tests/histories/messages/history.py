@@ -4,14 +4,18 @@ The `action` of a call, by what it does, and its result:
 
     {"do": "write", "id": "c1.7", "topic": "bank-0", "key": "3", "txn": "00…" | null, "amount": 5, "of": "c2.9" | null}
     {"do": "begin", "timeout_ms": 3000}         -> "00…"
+    {"do": "init", "producer": "m1.p2", "transactional_id": "m"}, a producer of Kafka's clients
+    {"do": "begin", "timeout_ms": 3000, "producer": "m1.p2"}    -> "m1.p2.t1", a name that only this history knows
+    {"do": "offsets", "txn": "m1.p2.t1"}        of a consumer group, inside a transaction
     {"do": "end", "txn": "00…", "commit": true}
     {"do": "split", "segment": …}, {"do": "merge", "segments": [ … ]}
     {"do": "snapshot"}                          -> {"bank-0": ["c1.7", …], …}, all topics of the bank at one moment
     {"do": "read", "reader": "r1", "topic": …}  -> [["3", "c1.7"], …], what is new to this reader
     {"do": "final", "topic": …}                 -> [["3", "c1.7"], …], all there is when everything is quiet
 
-A call that was refused for certain has the error as its result: its class, ": " and what it says. A message is known by
-its `id`, which is in its payload and in no other. `of` names the message that it was made from.
+A call that was refused for certain has the error as its result: its class, ": " and what it says. One of a client of
+Kafka's that has failed is unknown, and its result is "Kafka ", the name of the error, ": " and what it says. A message
+is known by its `id`, which is in its payload and in no other. `of` names the message that it was made from.
 """
 
 from __future__ import annotations
@@ -68,6 +72,10 @@ class History:
     """Splits and merges."""
     refused: list[Call] = field(default_factory=list)
     """Calls that certainly did nothing, with the error as their result."""
+    producers: dict[str, Call] = field(default_factory=dict)
+    """What has made each transactional producer of Kafka's clients, or has tried to."""
+    kafka_errors: list[Call] = field(default_factory=list)
+    """Calls of Kafka's clients that have failed, with the error as their result."""
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> History:
@@ -80,7 +88,11 @@ class History:
         action = call.action
         if call.outcome is Outcome.FAILED:
             self.refused.append(call)
+        if isinstance(call.result, str) and call.result.startswith("Kafka "):
+            self.kafka_errors.append(call)
         match action["do"]:
+            case "init":
+                self.producers[action["producer"]] = call
             case "write":
                 write = Write(**{name: value for name, value in action.items() if name != "do"}, call=call)
                 assert write.id not in self.writes, f"{write.id} was sent twice"

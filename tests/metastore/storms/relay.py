@@ -93,6 +93,29 @@ class Relay:
                 server_writer.transport.abort()
 
 
+class Relays:
+    """Several ways that are cut and held as one."""
+
+    def __init__(self, *relays: Relay) -> None:
+        self._relays = relays
+
+    def cut(self) -> None:
+        for relay in self._relays:
+            relay.cut()
+
+    def mend(self) -> None:
+        for relay in self._relays:
+            relay.mend()
+
+    def hold(self, way: Way) -> None:
+        for relay in self._relays:
+            relay.hold(way)
+
+    def release(self, *, lose: bool) -> None:
+        for relay in self._relays:
+            relay.release(lose=lose)
+
+
 async def _pump(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
