@@ -16,6 +16,7 @@ KAFKA := build/kafka/.ready
 SPARK_KAFKA := build/spark-kafka/.ready
 PULSAR := build/pulsar/.ready
 SPARK_WITH_KAFKA := 4.2.0
+PYSPARK_WITH_KAFKA := build/pyspark-$(SPARK_WITH_KAFKA)/.ready
 PREVIOUS := 3be084e
 STORE ?= sqlite
 MINUTES ?= 10
@@ -160,19 +161,18 @@ bench-peers: setup $(KAFKA)  ## metatxn beside Kafka, in turns; takes two hours 
 	$(BIN)/python -m pip install --quiet --editable '.[peers]'
 	$(BIN)/python -m benchmarks.peers $(PARTS) $(SMALL)
 
-bench-peers-spark: setup $(KAFKA) $(SPARK_KAFKA)  ## The Spark connector beside Spark's own for Kafka, with a Spark that has one (SMALL=--small)
+bench-peers-spark: setup $(KAFKA) $(SPARK_KAFKA) $(PYSPARK_WITH_KAFKA)  ## The Spark connector beside Spark's own for Kafka, with a Spark that has one (SMALL=--small)
 	$(BIN)/python -m pip install --quiet --editable '.[peers]'
-	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/pyspark-$(SPARK_WITH_KAFKA) 'pyspark==$(SPARK_WITH_KAFKA)'
-	PYTHONPATH=$(abspath build/pyspark-$(SPARK_WITH_KAFKA)) $(BIN)/python -m benchmarks.peers.spark $(SMALL)
+	PYTHONPATH=$(abspath $(dir $(PYSPARK_WITH_KAFKA))) $(BIN)/python -m benchmarks.peers.spark $(SMALL)
 
 pulsar-test: setup $(PULSAR)  ## Pulsar's own V5 client against a broker's listener (needs Maven and a Java compiler)
 	@command -v javac >/dev/null || { echo "missing: a Java compiler. On Debian: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
 	$(BIN)/python -m pytest tests/gateways/pulsar/with_java.py tests/gateways/pulsar/with_java_schemas.py
 
-kafka-test: setup $(KAFKA)  ## Programs of Kafka's clients, against Apache Kafka and against us (needs Maven and a Java compiler)
+kafka-test: setup $(KAFKA) $(SPARK_KAFKA) $(PYSPARK_WITH_KAFKA)  ## Programs of Kafka's clients and of Spark, against Apache Kafka and against us (needs Maven and a Java compiler)
 	@command -v javac >/dev/null || { echo "missing: a Java compiler. On Debian: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --editable '.[peers]'
-	$(BIN)/python -m pytest tests/gateways/differential/with_kafka.py
+	$(BIN)/python -m pytest tests/gateways/differential/with_kafka.py tests/gateways/differential/with_spark.py
 
 # What Maven brings has to be what it was when the benchmark, or the test, was written.
 define from_maven
@@ -186,6 +186,12 @@ endef
 
 build/%/.ready: benchmarks/peers/%.pom.xml benchmarks/peers/%.sha256
 	$(from_maven)
+
+# A Spark of the version that there is a connector for.
+$(PYSPARK_WITH_KAFKA): | $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) 'pyspark==$(SPARK_WITH_KAFKA)'
+	touch $@
 
 $(PULSAR): tests/gateways/pulsar/pulsar.pom.xml tests/gateways/pulsar/pulsar.sha256
 	$(from_maven)

@@ -226,7 +226,7 @@ async def test_a_transaction_that_an_operator_aborts_is_not_confirmed(gateway: G
 
 async def test_the_program_on_the_page_prints_what_the_page_shows(gateway: Gateway) -> None:
     page = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()
-    (program,), (printed,) = examples(page, "python"), outputs(page)
+    (program, _), (printed, _) = examples(page, "python"), outputs(page)  # the others are of Spark
     program = program.replace("127.0.0.1:9092", gateway.listener.url)
     command = [sys.executable, "-c", program]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=PATIENCE_S)

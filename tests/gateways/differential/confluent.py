@@ -8,7 +8,6 @@ Run as a program, it writes the journal: `python -m tests.gateways.differential.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +18,10 @@ from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
-    KafkaError,
-    KafkaException,
     Producer,
     TopicPartition,
 )
 from confluent_kafka.admin import (
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -35,22 +31,13 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-PATIENCE_S = 60
-FAST = {
-    "reconnect.backoff.ms": 10,
-    "reconnect.backoff.max.ms": 100,
-    "topic.metadata.refresh.fast.interval.ms": 10,
-}
+from tests.gateways.differential.program import PATIENCE_S, KafkaProgram
 
 
-class Program:
-    def __init__(self, servers: str) -> None:
-        self._settings = {"bootstrap.servers": servers, **FAST}
-        self.journal: list[str] = []
-        self._admin = AdminClient(self._settings)
-
-    def run(self) -> list[str]:
-        for part in (
+class Program(KafkaProgram):
+    @property
+    def parts(self) -> Sequence[Callable[[], None]]:
+        return (
             self._topics,
             self._records,
             self._times,
@@ -59,68 +46,11 @@ class Program:
             self._fencing,
             self._groups,
             self._administration,
-        ):
-            self.journal.append(f"# {part.__name__.strip('_')}")
-            part()
-        return self.journal
-
-    # -- telling -----------------------------------------------------------------------------------------------
-
-    def tell(self, what: str, *values: Any) -> None:
-        self.journal.append(f"{what}: {json.dumps(values if len(values) != 1 else values[0])}")
-
-    def attempt(self, what: str, action: Callable[[], Any]) -> None:
-        """Tell the result, or the name of the error."""
-        try:
-            found = action()
-        except KafkaException as error:
-            found = error.args[0].name()
-        self.tell(what, found)
-
-    # -- clients -----------------------------------------------------------------------------------------------
-
-    def _create(self, *names: str, partitions: int = 1) -> None:
-        for created in self._admin.create_topics([NewTopic(each, partitions, 1) for each in names]).values():
-            created.result(PATIENCE_S)
-
-    def _producer(self, **options: Any) -> Producer:
-        return Producer({**self._settings, "linger.ms": 0, **options})
-
-    def _consumer(self, group: str, **options: Any) -> Consumer:
-        settings = {**self._settings, "group.id": group, "enable.auto.commit": False, "fetch.wait.max.ms": 10}
-        return Consumer({**settings, "heartbeat.interval.ms": 100, "auto.offset.reset": "earliest", **options})
-
-    def _send(self, producer: Producer, topic: str, value: str | None, **options: Any) -> int | str:
-        """The offset, or the name of the error."""
-        answers: list[int | str] = []
-
-        def delivered(error: Any, message: Any) -> None:
-            answers.append(message.offset() if error is None else error.name())
-
-        producer.produce(topic, value, **{"partition": 0, **options}, on_delivery=delivered)
-        assert producer.flush(PATIENCE_S) == 0
-        return answers[0]
-
-    def _read(self, topic: str, isolation: str, offset: int = 0, partition: int = 0) -> tuple[list[Any], int]:
-        """All messages, and the position at the end."""
-        consumer = self._consumer("none", **{"isolation.level": isolation, "enable.partition.eof": True})
-        consumer.assign([TopicPartition(topic, partition, offset)])
-        found: list[Any] = []
-        try:
-            while True:
-                message = consumer.poll(PATIENCE_S)
-                assert message is not None, "nothing came"
-                if (error := message.error()) is not None:
-                    if error.code() != KafkaError._PARTITION_EOF:
-                        raise KafkaException(error)
-                    return found, message.offset()
-                found.append(message)
-        finally:
-            consumer.close()
+        )
 
     @contextmanager
     def _member(self, group: str, *topics: str, **options: Any) -> Iterator[Consumer]:
-        consumer = self._consumer(group, **options)
+        consumer = self.consumer(group, **options)
         consumer.subscribe(list(topics))
         try:
             yield consumer
@@ -132,60 +62,60 @@ class Program:
     def _topics(self) -> None:
         def create(name: str, partitions: int, replicas: int = 1) -> Callable[[], Any]:
             new = NewTopic(name, partitions, replicas)
-            return lambda: self._admin.create_topics([new])[name].result(PATIENCE_S)
+            return lambda: self.admin.create_topics([new])[name].result(PATIENCE_S)
 
         self.attempt("create", create("one", 2))
         self.attempt("create again", create("one", 2))
         self.attempt("create without partitions", create("none", 0))
         self.attempt("create with three replicas", create("three", 1, 3))
         self.attempt("create with a wrong name", create("a/b", 1))
-        topics = self._admin.list_topics(timeout=PATIENCE_S).topics
+        topics = self.admin.list_topics(timeout=PATIENCE_S).topics
         self.tell("listed", [(name, len(topics[name].partitions)) for name in sorted(topics) if name[0] != "_"])
-        self.attempt("delete", lambda: self._admin.delete_topics(["one"])["one"].result(PATIENCE_S))
-        self.attempt("delete what is not there", lambda: self._admin.delete_topics(["no"])["no"].result(PATIENCE_S))
+        self.attempt("delete", lambda: self.admin.delete_topics(["one"])["one"].result(PATIENCE_S))
+        self.attempt("delete what is not there", lambda: self.admin.delete_topics(["no"])["no"].result(PATIENCE_S))
         soon = {"topic.metadata.propagation.max.ms": 100}
-        error = self._admin.list_topics("no", PATIENCE_S).topics["no"].error
+        error = self.admin.list_topics("no", PATIENCE_S).topics["no"].error
         self.tell("look at what is not there", error.name() if error is not None else None)
-        self.tell("send to what is not there", self._send(self._producer(**soon), "no", "a"))
+        self.tell("send to what is not there", self.send(self.producer(**soon), "no", "a"))
 
     def _records(self) -> None:
-        self._create("plain", partitions=2)
+        self.create("plain", partitions=2)
         for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
-            producer = self._producer(**{"compression.type": compression, "enable.idempotence": True})
+            producer = self.producer(**{"compression.type": compression, "enable.idempotence": True})
             options = {"key": compression, "headers": [("h", b"\0x"), ("h", b"")], "timestamp": 1_700_000_000_000}
-            self.tell(compression, [self._send(producer, "plain", value, **options) for value in ("a" * 100, "", None)])
-        self.tell("the other partition", self._send(self._producer(), "plain", "b", partition=1))
-        self.attempt("no such partition", lambda: self._send(self._producer(), "plain", "b", partition=7))
-        found, end = self._read("plain", "read_committed")
+            self.tell(compression, [self.send(producer, "plain", value, **options) for value in ("a" * 100, "", None)])
+        self.tell("the other partition", self.send(self.producer(), "plain", "b", partition=1))
+        self.attempt("no such partition", lambda: self.send(self.producer(), "plain", "b", partition=7))
+        found, end = self.read("plain", "read_committed")
         for each in found:
             value = None if each.value() is None else each.value().decode()
             headers = [(name, text.decode()) for name, text in each.headers()]
             self.tell("read", each.offset(), each.key().decode(), value, headers, each.timestamp())
         self.tell("the end", end)
-        self.tell("from the middle", [each.offset() for each in self._read("plain", "read_committed", 7)[0]])
-        consumer = self._consumer("none")
+        self.tell("from the middle", [each.offset() for each in self.read("plain", "read_committed", 7)[0]])
+        consumer = self.consumer("none")
         self.tell("watermarks", consumer.get_watermark_offsets(TopicPartition("plain", 0), PATIENCE_S))
         consumer.close()
         strict = {"auto.offset.reset": "error"}
         for offset in (99,):
-            consumer = self._consumer("none", **strict)
+            consumer = self.consumer("none", **strict)
             consumer.assign([TopicPartition("plain", 0, offset)])
             message = consumer.poll(PATIENCE_S)
             self.tell("out of range", message.error().name() if message is not None else None)
             consumer.close()
 
     def _times(self) -> None:
-        self._create("times")
-        producer = self._producer(**{"linger.ms": 500})
+        self.create("times")
+        producer = self.producer(**{"linger.ms": 500})
         for time_ms in (1_000, 3_000, 2_000, 3_000):  # one batch
             producer.produce("times", "a", partition=0, timestamp=time_ms)
         assert producer.flush(PATIENCE_S) == 0
         for time_ms in (1_500, 2_500):
-            self._send(producer, "times", "b", timestamp=time_ms)
+            self.send(producer, "times", "b", timestamp=time_ms)
         place = TopicPartition("times", 0)
 
         def found(spec: OffsetSpec) -> list[int]:
-            answer = self._admin.list_offsets({place: spec})[place].result(PATIENCE_S)
+            answer = self.admin.list_offsets({place: spec})[place].result(PATIENCE_S)
             return [answer.offset, answer.timestamp]
 
         for asked in (0, 1_000, 1_001, 2_500, 3_000, 3_001):
@@ -194,10 +124,10 @@ class Program:
 
     def _compacted(self) -> None:
         new = NewTopic("compacted", 1, 1, config={"cleanup.policy": "compact", "delete.retention.ms": "5000"})
-        self._admin.create_topics([new])["compacted"].result(PATIENCE_S)
-        producer = self._producer()
-        self.tell("without a key", self._send(producer, "compacted", "a"))
-        self.tell("with a key", [self._send(producer, "compacted", value, key="k") for value in ("a", "", None)])
+        self.admin.create_topics([new])["compacted"].result(PATIENCE_S)
+        producer = self.producer()
+        self.tell("without a key", self.send(producer, "compacted", "a"))
+        self.tell("with a key", [self.send(producer, "compacted", value, key="k") for value in ("a", "", None)])
         for name, value in (
             ("cleanup.policy", "compact,delete"),
             ("cleanup.policy", "never"),
@@ -213,33 +143,33 @@ class Program:
     def _alter(self, topic: str, name: str, value: str) -> None:
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        self._admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+        self.admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
 
     def _settings_of(self, topic: str) -> Any:
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        return self._admin.describe_configs([resource])[resource].result(PATIENCE_S)
+        return self.admin.describe_configs([resource])[resource].result(PATIENCE_S)
 
     def _transactions(self) -> None:
-        self._create("decided")
-        producer = self._producer(**{"transactional.id": "x"})
+        self.create("decided")
+        producer = self.producer(**{"transactional.id": "x"})
         producer.init_transactions(PATIENCE_S)
         for value, commit in (("a", True), ("b", False), ("c", True), ("d", False)):
             producer.begin_transaction()
             for half in (1, 2):
-                self._send(producer, "decided", f"{value}{half}")
+                self.send(producer, "decided", f"{value}{half}")
             (producer.commit_transaction if commit else producer.abort_transaction)(PATIENCE_S)
         producer.begin_transaction()
-        self._send(producer, "decided", "open")
+        self.send(producer, "decided", "open")
         for isolation in ("read_committed", "read_uncommitted"):
-            self.tell(isolation, [each.value().decode() for each in self._read("decided", isolation)[0]])
+            self.tell(isolation, [each.value().decode() for each in self.read("decided", isolation)[0]])
         places = {TopicPartition("decided", 0): OffsetSpec.latest()}
         offsets = [
-            self._admin.list_offsets(places, isolation_level=level)[TopicPartition("decided", 0)].result(PATIENCE_S)
+            self.admin.list_offsets(places, isolation_level=level)[TopicPartition("decided", 0)].result(PATIENCE_S)
             for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
         ]
         self.tell("records that are not stable", offsets[1].offset - offsets[0].offset)
         producer.commit_transaction(PATIENCE_S)
-        self.tell("at last", [each.value().decode() for each in self._read("decided", "read_committed")[0]])
+        self.tell("at last", [each.value().decode() for each in self.read("decided", "read_committed")[0]])
         producer.begin_transaction()
         self.attempt("nothing in it", lambda: producer.commit_transaction(PATIENCE_S))
         self.attempt("outside", lambda: self._send_outside(producer))
@@ -248,33 +178,33 @@ class Program:
         producer.produce("decided", "outside", partition=0)
 
     def _fencing(self) -> None:
-        self._create("fenced")
-        first, second = (self._producer(**{"transactional.id": "y"}) for _ in range(2))
+        self.create("fenced")
+        first, second = (self.producer(**{"transactional.id": "y"}) for _ in range(2))
         first.init_transactions(PATIENCE_S)
         first.begin_transaction()
-        self._send(first, "fenced", "lost")
+        self.send(first, "fenced", "lost")
         second.init_transactions(PATIENCE_S)
         self.attempt("commit of the fenced one", lambda: first.commit_transaction(PATIENCE_S))
         self.attempt("abort of the fenced one", lambda: first.abort_transaction(PATIENCE_S))
         second.begin_transaction()
-        self._send(second, "fenced", "kept")
+        self.send(second, "fenced", "kept")
         second.commit_transaction(PATIENCE_S)
-        self.tell("committed", [each.value().decode() for each in self._read("fenced", "read_committed")[0]])
+        self.tell("committed", [each.value().decode() for each in self.read("fenced", "read_committed")[0]])
 
     def _committed(self, group: str, topic: str) -> list[Any]:
         """By partition. Kafka answers an EndTxn before its offsets are there."""
         places = [TopicPartition(topic, partition) for partition in range(2)]
         while True:
             wanted = ConsumerGroupTopicPartitions(group, places)
-            found = self._admin.list_consumer_group_offsets([wanted], require_stable=True)[group].result(PATIENCE_S)
+            found = self.admin.list_consumer_group_offsets([wanted], require_stable=True)[group].result(PATIENCE_S)
             if not any(each.error for each in found.topic_partitions):
                 return sorted((each.partition, each.offset) for each in found.topic_partitions)
 
     def _groups(self) -> None:
-        self._create("shared", partitions=2)
-        producer = self._producer()
+        self.create("shared", partitions=2)
+        producer = self.producer()
         for number in range(6):
-            self._send(producer, "shared", str(number), partition=number % 2)
+            self.send(producer, "shared", str(number), partition=number % 2)
         with self._member("g", "shared") as member:
             seen: list[str] = []
             while len(seen) < 6:
@@ -284,14 +214,14 @@ class Program:
             self.tell("consumed", sorted(seen))
             member.commit(asynchronous=False)
             self.tell("committed", self._committed("g", "shared"))
-            described = self._admin.describe_consumer_groups(["g"])["g"].result(PATIENCE_S)
+            described = self.admin.describe_consumer_groups(["g"])["g"].result(PATIENCE_S)
             assigned = described.members[0].assignment.topic_partitions
             self.tell("described", described.state.name, sorted((each.topic, each.partition) for each in assigned))
-            deleting = self._admin.delete_consumer_groups(["g"])["g"]
+            deleting = self.admin.delete_consumer_groups(["g"])["g"]
             self.attempt("delete with members", lambda: deleting.result(PATIENCE_S))
             member.commit(offsets=[TopicPartition("shared", 0, 1, metadata="back")], asynchronous=False)
         self.tell("committed again", self._committed("g", "shared"))
-        transactional = self._producer(**{"transactional.id": "z"})
+        transactional = self.producer(**{"transactional.id": "z"})
         transactional.init_transactions(PATIENCE_S)
         with self._member("g", "shared") as member:
             (message,) = _consumed(member, 1)
@@ -304,34 +234,34 @@ class Program:
                 self.tell("after a commit" if commit else "after an abort", self._committed("g", "shared"))
 
     def _administration(self) -> None:
-        self._create("kept")
-        producer = self._producer()
+        self.create("kept")
+        producer = self.producer()
         for value in ("a", "b", "c"):
-            self._send(producer, "kept", value)
+            self.send(producer, "kept", value)
         place = TopicPartition("kept", 0, 2)
-        deleted = self._admin.delete_records([place])[place].result(PATIENCE_S)
+        deleted = self.admin.delete_records([place])[place].result(PATIENCE_S)
         self.tell("begins at", deleted.low_watermark)
         self.tell(
-            "left", [(each.offset(), each.value().decode()) for each in self._read("kept", "read_committed", 2)[0]]
+            "left", [(each.offset(), each.value().decode()) for each in self.read("kept", "read_committed", 2)[0]]
         )
         beyond = TopicPartition("kept", 0, 9)
-        self.attempt("beyond the end", lambda: self._admin.delete_records([beyond])[beyond].result(PATIENCE_S))
+        self.attempt("beyond the end", lambda: self.admin.delete_records([beyond])[beyond].result(PATIENCE_S))
         for name, value in (("retention.ms", "70000"), ("retention.ms", "soon"), ("no.such.setting", "1")):
             self.attempt(f"{name}={value}", partial(self._alter, "kept", name, value))
         found = self._settings_of("kept")
         for name in ("retention.ms", "cleanup.policy", "min.insync.replicas", "message.timestamp.type"):
             self.tell(name, found[name].value)
         self.tell(
-            "groups", sorted(each.group_id for each in self._admin.list_consumer_groups().result(PATIENCE_S).valid)
+            "groups", sorted(each.group_id for each in self.admin.list_consumer_groups().result(PATIENCE_S).valid)
         )
         for name in ("g", "nobody"):
-            deleting = self._admin.delete_consumer_groups([name])[name]
+            deleting = self.admin.delete_consumer_groups([name])[name]
             self.attempt(f"delete group {name}", partial(deleting.result, PATIENCE_S))
         for topic, count in (("kept", 3), ("kept", 3), ("kept", 2), ("never", 3)):
-            adding = self._admin.create_partitions([NewPartitions(topic, count)])[topic]
+            adding = self.admin.create_partitions([NewPartitions(topic, count)])[topic]
             self.attempt(f"{topic} with {count} partitions", partial(adding.result, PATIENCE_S))
-        self.tell("added", self._send(self._producer(), "kept", "d", partition=2))
-        self.tell("nodes", len(self._admin.describe_cluster().result(PATIENCE_S).nodes))
+        self.tell("added", self.send(self.producer(), "kept", "d", partition=2))
+        self.tell("nodes", len(self.admin.describe_cluster().result(PATIENCE_S).nodes))
 
 
 def _consumed(member: Consumer, number: int) -> Sequence[Any]:

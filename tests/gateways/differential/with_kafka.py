@@ -1,9 +1,9 @@
 """Goal: programs of Kafka's clients are told the same by Apache Kafka and by us.
 
-Method: a program of confluent-kafka, one of aiokafka, one of kafka-clients and Kafka's shell tools each run against a
-broker of Kafka's in a process of its own, and against one of ours; their journals are equal. Run by `make kafka-test`,
-which brings Kafka, and not by `make test`: that compares ours with the journal that is recorded here
-(`test_recorded`). With `KAFKA_JOURNAL=record` it writes that anew.
+Method: a program of confluent-kafka, one of aiokafka, one of kafka-clients, Kafka's shell tools, and a program of Spark
+with its own source and sink for Kafka each run against a broker of Kafka's in a process of its own, and against one of
+ours; their journals are equal. Run by `make kafka-test`, which brings Kafka, and not by `make test`: that compares ours
+with the journal that is recorded here (`test_recorded`). With `KAFKA_JOURNAL=record` it writes that anew.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers.servers import JARS, Kafka
 from tests.gateways.conftest import Gateway
-from tests.gateways.differential import aio, tools
+from tests.gateways.differential import aio, spark, tools
 from tests.gateways.differential.confluent import Program
 from tests.gateways.differential.test_recorded import RECORDED
 
@@ -53,8 +54,16 @@ async def java(servers: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "program",
-    [confluent, aio.journal_of, java, tools.journal_of],
-    ids=["confluent-kafka", "aiokafka", "java", "shell tools"],
+    [
+        pytest.param(confluent, id="confluent-kafka"),
+        pytest.param(aio.journal_of, id="aiokafka"),
+        pytest.param(java, id="java"),
+        pytest.param(tools.journal_of, id="shell tools"),
+        *(
+            pytest.param(partial(spark.journal_of, parts=parts), id=f"spark {does}")
+            for does, parts in spark.PARTS.items()
+        ),
+    ],
 )
 async def test_it_is_told_the_same(
     kafka: str, gateway: Gateway, program: Callable[[str], Awaitable[list[str]]]
