@@ -136,7 +136,7 @@ class LastMember(Member):
             return False
         places = [TopicPartition(KAFKA_INPUTS, number) for number in range(PARTITIONS)]
         passed = sum(max(each.offset, 0) for each in self.consumer.committed(places, REQUEST_S))
-        return passed == sum(self.consumer.get_watermark_offsets(each, REQUEST_S)[1] for each in places)
+        return bool(passed == sum(self.consumer.get_watermark_offsets(each, REQUEST_S)[1] for each in places))
 
 
 class Calm:
