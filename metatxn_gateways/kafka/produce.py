@@ -255,7 +255,9 @@ class Produce:
 
         try:
             position = await self._published(entry, producer, append)
-        except NotTheFollowing:  # and its transaction is open: that was read after the batch had arrived
+        except NotTheFollowing:
+            if producer is not None:  # with its transaction the segment forgets what was sent before
+                await self._producers.open_transaction(producer, refused=entry.txn_id)
             await segment.reader.assert_owned()  # a successor may have appended what is missing here
             raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER) from None
         return await segment.offsets.first_of(position)

@@ -19,6 +19,14 @@ PROTOCOL = (
         workload="transforming",
     ),
     Mutant(
+        "out-of-order-behind-a-lost-transaction",
+        "5.22: a producer is told that its transaction was ended without it",
+        "metatxn_gateways/kafka/produce.py",
+        "                await self._producers.open_transaction(producer, refused=entry.txn_id)\n",
+        "                pass\n",
+        workload="transforming",
+    ),
+    Mutant(
         "kafkas-offsets-count-although-aborted",
         "5.21: the offsets of an aborted transaction are not put",
         "metatxn_gateways/kafka/offsets.py",
