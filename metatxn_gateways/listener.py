@@ -15,7 +15,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import structlog
 
@@ -124,7 +124,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         if handled is None:
             return
         answering = asyncio.ensure_future(handled)
-        answering.add_done_callback(looked_at)
+        answering.add_done_callback(_looked_at)
         self._answering.append(answering)
         self._arrived.set()
         if len(self._answering) >= MAX_IN_PROGRESS and self._transport is not None:
@@ -228,7 +228,7 @@ def _sized(frame: Reply) -> Reply:
     return [sum(map(len, frame)).to_bytes(_SIZE_BYTES), *frame]
 
 
-def looked_at(answering: asyncio.Future[Any]) -> None:
+def _looked_at(answering: asyncio.Future[Reply | None]) -> None:
     """Retrieve a failure. A request after a malformed one may fail, too, which interests no one."""
     if not answering.cancelled():
         answering.exception()

@@ -6,7 +6,6 @@ transactional id · acks · timeout · [topic · [partition · record batch]]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -30,15 +29,9 @@ from metatxn.wire.record_batches import (
 from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, as_known, code_of
 from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
 from metatxn_gateways.kafka.partitions import Partitions, require_right
-from metatxn_gateways.kafka.producers import (
-    EPOCH,
-    BegunBatch,
-    NotTheFollowing,
-    Producers,
-    Sequences,
-    TransactionalProducer,
-)
-from metatxn_gateways.listener import MalformedRequest, Reply, looked_at
+from metatxn_gateways.kafka.producers import EPOCH, Producers, TransactionalProducer
+from metatxn_gateways.listener import MalformedRequest, Reply
+from participants.segment.dedup import Scope
 from participants.segment.segment import Segment
 
 VERSIONS = range(3, 12)
@@ -145,7 +138,6 @@ class Produce:
     def __init__(self, partitions: Partitions, producers: Producers) -> None:
         self._partitions = partitions
         self._producers = producers
-        self._appending: set[asyncio.Task[Position]] = set()
 
     async def answer(self, version: int, cutter: Cutter, head: bytes, turns: Turns, caller: Principal) -> Reply | None:
         """The answer, or None if the client wants none. Then an error closes the connection, because nothing else can
@@ -219,16 +211,12 @@ class Produce:
         return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch, caller)
 
     async def _plain(self, segment: Segment, entry: Entry) -> int:
-        async def append(entry: Entry) -> Position:
-            return (await segment.publish(entry))[0]
-
-        return await segment.offsets.first_of(await self._published(entry, None, append))
+        return await segment.offsets.first_of(await self._published(segment, entry, None))
 
     async def _in_sequence(
         self, segment: Segment, entry: Entry, batch: SentBatch, producer: TransactionalProducer | None
     ) -> int:
-        """Publish a batch. Its append begins behind that of the batch before it: none is appended after one that is
-        missing.
+        """Publish one batch after the other, so that none is appended after one that is missing.
 
         What was appended before is in the table of the segment, also after a restart. A producer that is not in it may
         begin anywhere. One that gave up a batch increments its epoch by itself, and then begins with sequence 0: so the
@@ -236,39 +224,31 @@ class Produce:
         """
         assert entry.producer is not None and entry.sequence is not None
         sequences = self._producers.sequences(segment, batch.producer_id)
-        if sequences.following is None:
-            last = segment.dedup.last_of(entry.producer)
-            sequences.following = entry.sequence if last is None else _behind(*last)
-        known_epoch, _ = epoch_and_sequence(sequences.following)
-        if batch.producer_epoch < known_epoch:
-            raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
-        if batch.producer_epoch > known_epoch and batch.sequence == 0:
-            sequences.following = entry.sequence
+        async with sequences.lock:
+            if sequences.following is None and (last := segment.dedup.last_of(entry.producer)) is not None:
+                sequences.following = _behind(*last)
+            known_epoch = None if sequences.following is None else epoch_and_sequence(sequences.following)[0]
+            if known_epoch is not None and batch.producer_epoch < known_epoch:
+                raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
+            if known_epoch is not None and batch.producer_epoch > known_epoch and batch.sequence == 0:
+                sequences.following = entry.sequence
+            scope = Scope(entry.txn_id, entry.writer, entry.producer)
+            repeated = segment.dedup.find(scope, entry.sequence, None)
+            if not repeated and sequences.following not in (None, entry.sequence):
+                if producer is not None:  # with its transaction the segment forgets what was sent before
+                    await self._producers.open_transaction(producer, refused=entry.txn_id)
+                await segment.reader.assert_owned()  # a successor may have appended what is missing here
+                raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            position = await self._published(segment, entry, producer)
+            if sequences.following in (None, entry.sequence):  # also if it was appended, and the answer got lost
+                sequences.following = _behind(entry.sequence, batch.count)
+            return await segment.offsets.first_of(position)
 
-        async def append(entry: Entry) -> Position:
-            """Append in turn, also if the connection is closed: what becomes of it decides what may follow."""
-            appending = asyncio.ensure_future(_appended_in_turn(segment, entry, sequences))
-            self._appending.add(appending)
-            appending.add_done_callback(self._appending.discard)
-            appending.add_done_callback(looked_at)
-            return await asyncio.shield(appending)
-
-        try:
-            position = await self._published(entry, producer, append)
-        except NotTheFollowing:
-            if producer is not None:  # with its transaction the segment forgets what was sent before
-                await self._producers.open_transaction(producer, refused=entry.txn_id)
-            await segment.reader.assert_owned()  # a successor may have appended what is missing here
-            raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER) from None
-        return await segment.offsets.first_of(position)
-
-    async def _published(
-        self, entry: Entry, producer: TransactionalProducer | None, append: Callable[[Entry], Awaitable[Position]]
-    ) -> Position:
+    async def _published(self, segment: Segment, entry: Entry, producer: TransactionalProducer | None) -> Position:
         """Publish a batch. Another broker may have ended the transaction that this one knows, and begun the next
         one."""
         try:
-            return await append(entry)
+            return (await segment.publish(entry))[0]
         except errors.NotAllowed:  # the topic has an exclusive producer
             raise KafkaError(KafkaCode.TOPIC_AUTHORIZATION_FAILED) from None
         except TRANSACTION_ENDED:
@@ -277,25 +257,7 @@ class Produce:
             following = await self._producers.open_transaction(producer, refused=entry.txn_id)
             if following == entry.txn_id:
                 raise
-            return await append(replace(entry, txn_id=following))
-
-
-async def _appended_in_turn(segment: Segment, entry: Entry, sequences: Sequences) -> Position:
-    """Raises `NotTheFollowing`, and the errors of `Publisher.publish`."""
-    assert entry.sequence is not None
-    sequence, behind = entry.sequence, _behind(entry.sequence, entry.count)
-    begun: list[BegunBatch] = []
-    try:
-        position, _ = await segment.publish(entry, in_turn=lambda: begun.append(sequences.begin(sequence, behind)))
-    except BaseException:
-        for each in begun:
-            sequences.failed(each)
-        raise
-    for each in begun:
-        sequences.succeeded(each)
-    if sequences.following == sequence:  # it was appended before, and the answer got lost
-        sequences.following = behind
-    return position
+            return (await segment.publish(replace(entry, txn_id=following)))[0]
 
 
 def _encoded(version: int, parts: list[_Part], results: list[_Result], head: bytes) -> Reply:

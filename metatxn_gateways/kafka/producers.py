@@ -93,45 +93,13 @@ class ProducerSession:
         return cls(*map(int, numbers))
 
 
-class NotTheFollowing(Exception):
-    """A batch whose append would begin before that of an earlier one."""
-
-
-@dataclass(eq=False, slots=True)
-class BegunBatch:
-    """A batch whose append was begun and has not ended."""
-
-    sequence: int
-
-
 @dataclass(slots=True, weakref_slot=True)
 class Sequences:
-    """The sequences of one producer in one partition. `following` is the sequence of the batch whose append begins
-    next, or None before the first.
-
-    Appends begin before earlier ones have ended, and so share a sync. If one of them fails, all that were begun behind
-    it fail, because their positions follow its own. So the failed one, sent again, is the next to begin.
-    """
+    """The sequences of one producer in one partition. `following` is the sequence of its next batch, or None before the
+    first."""
 
     following: int | None = None
-    _begun: list[BegunBatch] = field(default_factory=list)
-
-    def begin(self, sequence: int, behind: int) -> BegunBatch:
-        """Let an append begin; `behind` is the sequence of the next one. Raises `NotTheFollowing`."""
-        if self.following != sequence:
-            raise NotTheFollowing
-        self.following = behind
-        self._begun.append(begun := BegunBatch(sequence))
-        return begun
-
-    def succeeded(self, begun: BegunBatch) -> None:
-        if begun in self._begun:
-            self._begun.remove(begun)
-
-    def failed(self, begun: BegunBatch) -> None:
-        if begun in self._begun:
-            del self._begun[self._begun.index(begun) :]
-            self.following = begun.sequence
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Producers:

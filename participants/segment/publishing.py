@@ -13,7 +13,6 @@ answer; then the publish is refused although its intent was stored, and the mate
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,10 +37,6 @@ from participants.segment.dedup import AppendedBefore, KeyHashes, NotTheNext, Sc
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.refusals import prepared_refusal, refusal
-
-
-def nothing() -> None:
-    """Admit an append in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +76,10 @@ class Publisher:
         hashes: KeyHashes = unknown_hashes,
         *,
         misfit: errors.SchemaMismatch | None = None,
-        in_turn: Callable[[], None] = nothing,
     ) -> tuple[Position, bool]:
         """Append one entry. Returns its position and whether it had already been appended (a retried sequence).
         For `writer` and `sequence` see DESIGN §5.12-13. `misfit` is why it does not fit the topic: it may have fitted
-        when it was appended. `in_turn` is called when the append is about to begin, with nothing awaited in between;
-        what it raises refuses the entry. Entries of one scope get there in the order of their calls.
+        when it was appended.
 
         When this returns, the entry is durable. Raises `misfit`, TXN_NOT_FOUND, TXN_CONFLICT, EXPIRED_TRANSACTION,
         NOT_ALLOWED (another producer has the topic to itself), PAYLOAD_TOO_LARGE, STORAGE_FULL, RATE_LIMITED,
@@ -116,7 +109,7 @@ class Publisher:
         if misfit is not None:
             raise misfit
         self._assert_room(entry)
-        publish = self._segment.spawn(self._publish(entry, scope, in_turn))
+        publish = self._segment.spawn(self._publish(entry, scope))
         self._publishes.add(publish)
         publish.add_done_callback(self._publishes.discard)
         if entry.sequence is not None:
@@ -191,10 +184,9 @@ class Publisher:
             raise NotTheNext(self._segment.id, entry, known)
         return None
 
-    async def _publish(self, entry: Entry, scope: Scope, in_turn: Callable[[], None]) -> Position:
+    async def _publish(self, entry: Entry, scope: Scope) -> Position:
         if entry.txn_id is None:
             async with self.appending:
-                in_turn()
                 append = self._begin_append(entry)
             return await self._until_durable(append, entry, scope, None)
         if (final := self._segment.mirror.final(entry.txn_id)) is not None:
@@ -209,7 +201,7 @@ class Publisher:
             if previous is not None:
                 await asyncio.shield(previous)
             async with self.appending:
-                append = self._begin_append_of(transaction, intent, entry, in_turn)
+                append = self._begin_append_of(transaction, intent, entry)
         finally:
             self._has_arrived(scope, previous, arrived)
         return await self._until_durable(append, entry, scope, transaction)
@@ -259,15 +251,12 @@ class Publisher:
         if standing.prepared:
             raise prepared_refusal(transaction.txn_id)
 
-    def _begin_append_of(
-        self, transaction: TrackedTransaction, intent: int, entry: Entry, in_turn: Callable[[], None]
-    ) -> Append:
+    def _begin_append_of(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> Append:
         """Check the decision a last time and begin the append, with no await in between (DESIGN §5.5)."""
         try:
             self._segment.assert_serving()
             if transaction.decision is not None:
                 raise refusal(transaction.txn_id, transaction.decision.header)
-            in_turn()
             append = self._begin_append(entry)
         except BaseException:
             self._drop_intent(transaction, intent, maybe_stored=True)

@@ -35,7 +35,7 @@ from participants.segment.dedup import KeyHashes, unknown_hashes
 from participants.segment.hidden import HiddenEntries
 from participants.segment.offset_index import OffsetIndex
 from participants.segment.owned import OwnedSegment, Ownership
-from participants.segment.publishing import Publisher, nothing
+from participants.segment.publishing import Publisher
 from participants.segment.reading import SegmentReader
 from participants.segment.record_times import RecordTimes
 from participants.txn.buffer import Decision, TransactionBuffer
@@ -149,15 +149,10 @@ class Segment(OwnedSegment):
             ledgers.open.on_durable = self._on_durable
 
     async def publish(
-        self,
-        entry: Entry,
-        hashes: KeyHashes = unknown_hashes,
-        *,
-        misfit: errors.SchemaMismatch | None = None,
-        in_turn: Callable[[], None] = nothing,
+        self, entry: Entry, hashes: KeyHashes = unknown_hashes, *, misfit: errors.SchemaMismatch | None = None
     ) -> tuple[Position, bool]:
         """See `Publisher.publish`."""
-        return await self.publisher.publish(entry, hashes, misfit=misfit, in_turn=in_turn)
+        return await self.publisher.publish(entry, hashes, misfit=misfit)
 
     async def learn_producer(self) -> None:
         """See `Publisher.learn_producer`."""

@@ -22,8 +22,8 @@ PROTOCOL = (
         "out-of-order-behind-a-lost-transaction",
         "5.22: a producer is told that its transaction was ended without it",
         "metatxn_gateways/kafka/produce.py",
-        "                await self._producers.open_transaction(producer, refused=entry.txn_id)\n",
-        "                pass\n",
+        "                    await self._producers.open_transaction(producer, refused=entry.txn_id)\n",
+        "                    pass\n",
         workload="transforming",
     ),
     Mutant(
@@ -48,14 +48,6 @@ PROTOCOL = (
         "metatxn_gateways/kafka/produce.py",
         "    return epoch * _SEQUENCES + sequence\n",
         "    return sequence\n",
-        workload="transforming",
-    ),
-    Mutant(
-        "batch-out-of-its-turn",
-        "5.22: batches of a producer are appended in the order of their sequences",
-        "metatxn_gateways/kafka/producers.py",
-        "        if self.following != sequence:\n",
-        "        if False:\n",
         workload="transforming",
     ),
     Mutant(
@@ -195,8 +187,8 @@ PROTOCOL = (
         "5.5: a publish whose append has not begun is refused once the decision is seen",
         "participants/segment/publishing.py",
         "            if transaction.decision is not None:\n                raise refusal(transaction.txn_id, "
-        "transaction.decision.header)\n            in_turn()\n",
-        "            in_turn()\n",
+        "transaction.decision.header)\n            append =",
+        "            append =",
     ),
     Mutant(
         "frames-do-not-pin",
