@@ -173,13 +173,13 @@ class DedupTable:
 
     def last_of(self, producer: str) -> tuple[int, int] | None:
         """The sequence of the entry that this producer appended last, and its number of messages; None if nothing of it
-        is remembered. Inside a transaction it is remembered until the decision."""
+        is remembered. Inside a transaction it is remembered until the decision. Entries that became durable together
+        are not always remembered in their order."""
         scopes = [self._scope(Scope(None, None, producer))]
         scopes += [self._scope(Scope(txn_id, None, producer)) for txn_id in self._transactions]
-        last = [
-            (entries[-1].position, sequence, entries[-1].count) for sequence, entries in map(_last, scopes) if entries
-        ]
-        return max(last)[1:] if last else None
+        entries = ((each[-1], sequence) for scope in scopes for sequence, each in scope.items())
+        last = max(((entry.position, sequence, entry.count) for entry, sequence in entries), default=None)
+        return None if last is None else last[1:]
 
     def all_of(self, scope: Scope) -> list[tuple[int, Remembered]]:
         """Every entry of the scope that is remembered, with its sequence."""
@@ -250,10 +250,6 @@ class DedupTable:
         if scope.txn_id is not None:
             return self._transactions.get(scope.txn_id, {}).get(scope, {})
         return self._producers.get(scope, {})
-
-
-def _last(sequences: dict[int, tuple[Remembered, ...]]) -> tuple[int, tuple[Remembered, ...]]:
-    return next(reversed(sequences.items()), (0, ()))
 
 
 def _add(sequences: dict[int, tuple[Remembered, ...]], sequence: int, new: Remembered) -> None:

@@ -89,6 +89,15 @@ def test_127_what_a_segment_has_inherited_is_not_its_own() -> None:
     assert table.last(scope) == Behind(5, 7)
 
 
+@pytest.mark.parametrize("txn_id", [None, TxnId(0, 7)])
+def test_the_last_entry_of_a_producer_is_that_with_the_highest_position(txn_id: TxnId | None) -> None:
+    """Entries that became durable together are remembered in any order."""
+    table, scope = dedup.DedupTable((0, 65_535)), dedup.Scope(txn_id, None, "kafka/9")
+    for sequence in (0, 3, 1):
+        table.durable(scope, sequence, Position(1, sequence), count=sequence + 1)
+    assert table.last_of("kafka/9") == (3, 4) and table.last_of("kafka/8") is None
+
+
 def test_a_sequence_says_nothing_about_the_keys_of_another_parent() -> None:
     """The child of a merge: one of its parents has appended its part, and the other one has not."""
     table = dedup.DedupTable((0, 9))

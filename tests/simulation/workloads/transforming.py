@@ -161,9 +161,11 @@ class KafkaActor(Actor):
 
 class Shop(KafkaActor):
     """Numbers what it sends to each partition, and sends it again until it is answered, or for as long as it has
-    patience: then it goes on in its next epoch, whose numbers begin at 0 (KIP-360), or as another producer."""
+    patience: then it goes on in its next epoch, whose numbers begin at 0 (KIP-360), or as another producer. It sends
+    some batches behind others that are not answered yet, and those that are refused again, in their order."""
 
     _producer: Holder | None = None
+    _lives = 0
 
     def __init__(self, workload: Workload, name: str, random: Any) -> None:
         super().__init__(workload, name, random)
@@ -178,34 +180,58 @@ class Shop(KafkaActor):
             producer = Holder(None)  # type: ignore[arg-type]
             await self.expect(self._anybody, lambda asking: asking.init(producer))
             self._producer = producer
+            self._lives += 1
             self._begin_epoch(0)
-        partition, producer = self.random.randrange(PARTITIONS), self._producer
-        self._numbers += 1
-        values = [f"{self.name}-{self._numbers}-{n}".encode() for n in range(self.random.choice((1, 1, 3)))]
-        self.records.sent.update(values)
-
-        async def produce(asking: Asking) -> int:
-            code, _ = await asking.produce(
-                INPUTS,
-                partition,
-                *values,
-                producer=producer.producer_id,
-                sequence=self._next[partition],
-                epoch=self._epoch,
-            )
-            if code in _BEGIN_ANEW:  # it is the only one that has this producer id, and goes on only in later epochs
-                self.records.unexpected.append(f"{self.name} was told {KafkaCode(code).name} in epoch {self._epoch}")
-            return code
-
+        partition = self.random.randrange(PARTITIONS)
+        # The first batch goes alone: requests may overtake each other here, and nobody could know which one is first.
+        count = self.random.choice((1, 1, 3)) if self._next[partition] else 1
+        unanswered = [self._batch(partition) for _ in range(count)]
         try:
-            await self.expect(lambda: self.leader(INPUTS, partition), produce)
+            await self.expect(
+                lambda: self.leader(INPUTS, partition), lambda asking: self._produce(asking, partition, unanswered)
+            )
         except GivenUp:  # what was sent may be there or not, so no number follows it
             self._begin_epoch(self._epoch + 1)
             if self.random.random() < 0.2:
                 self._producer = None
             raise
+
+    def _batch(self, partition: int) -> tuple[int, list[bytes]]:
+        """The next sequence, and values."""
+        self._numbers += 1
+        name = f"{self.name}.{self._lives}-{self._numbers}"
+        values = [f"{name}-{n}".encode() for n in range(self.random.choice((1, 1, 3)))]
+        self.records.sent.update(values)
+        sequence = self._next[partition]
         self._next[partition] += len(values)
-        self.records.acknowledged.update(values)
+        return sequence, values
+
+    async def _produce(self, asking: Asking, partition: int, unanswered: list[tuple[int, list[bytes]]]) -> int:
+        """Send all that is not answered, and forget what is then. The code of the first that was refused."""
+        first, *_ = sent = [*unanswered]
+        answers = await asyncio.gather(*(self._answer(asking, partition, *batch) for batch in sent))
+        refused = KafkaCode.NONE
+        for batch, code in zip(sent, answers, strict=True):
+            if code in _BEGIN_ANEW:  # it is the only one that has this producer id, and goes on only in later epochs
+                self.records.unexpected.append(f"{self.name} was told {code.name} in epoch {self._epoch}")
+            if code is KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch is not first:
+                code = KafkaCode.REQUEST_TIMED_OUT  # as long as the first one is not there
+            if code is KafkaCode.NONE:
+                unanswered.remove(batch)
+                self.records.acknowledged.update(batch[1])
+            refused = refused or code
+        return refused
+
+    async def _answer(self, asking: Asking, partition: int, sequence: int, values: list[bytes]) -> KafkaCode:
+        assert self._producer is not None
+        producer = self._producer.producer_id
+        try:
+            code, _ = await asking.produce(
+                INPUTS, partition, *values, producer=producer, sequence=sequence, epoch=self._epoch
+            )
+        except (Unreachable, NoAnswer):
+            return KafkaCode.REQUEST_TIMED_OUT
+        return KafkaCode(code)
 
     async def _anybody(self) -> Asking:
         return self.any_broker()
