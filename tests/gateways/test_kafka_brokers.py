@@ -485,7 +485,12 @@ async def test_every_input_is_transformed_once_while_brokers_come_and_go(brokers
     def work() -> None:
         fill(brokers)
         program = Transformer(brokers)
-        program.offsets_sent = lambda step: asyncio.run_coroutine_threadsafe(change(step), loop).result(PATIENCE_S)
+
+        def offsets_sent(step: int) -> None:
+            program.hear_of_brokers(set(brokers.servers.split(",")))
+            asyncio.run_coroutine_threadsafe(change(step), loop).result(PATIENCE_S)
+
+        program.offsets_sent = offsets_sent
         while program.reached < INPUTS:
             program.step()
         program.close()

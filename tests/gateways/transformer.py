@@ -39,6 +39,15 @@ class Transformer:
         self._consumer: Consumer = self._clients.consumer("transformers")
         self._consumer.subscribe(["in"])
 
+    def hear_of_brokers(self, urls: set[str]) -> None:
+        """Its clients ask until they know these. A client that has only heard of brokers that are gone has nobody to
+        ask for others."""
+        for client in (self._producer, self._consumer):
+            known: set[str] = set()
+            while not urls <= known:
+                told = client.list_topics(timeout=PATIENCE_S).brokers.values()
+                known = {f"{each.host}:{each.port}" for each in told}
+
     @property
     def reached(self) -> int:
         """The inputs that the group has passed, as far as that can be asked now."""
