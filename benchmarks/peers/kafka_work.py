@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import socket
 import struct
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.peers import work
+from benchmarks.peers.servers import JARS
 from benchmarks.peers.work import PATIENCE_S, WARM_UP, Found, Job, Meter, Times, Watched, numbered
 
 FETCH = 10_000
 """Messages that a reader takes at once."""
+JAVA_PROGRAM = Path(__file__).parent / "Large.java"
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 """A whole request of ApiVersions: its size, its key, its version, a number for the answer, and no name of a client."""
 
@@ -185,6 +189,21 @@ def large(job: Job) -> Found:
             while time.monotonic() < until:
                 _produce(producer, topic, value)
                 count += 1
+    return meter.each(count, 1e6)
+
+
+def large_java(job: Job) -> Found:
+    """The same by Kafka's Java client."""
+    arguments = (job.address, *job.topics, str(job.seconds), str(job.size), str(job.batch_bytes))
+    command = ("java", "-cp", f"{JARS}/*", str(JAVA_PROGRAM), *arguments)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        meter = Meter(job.pids, client=program.pid)
+        assert program.stdout is not None and program.stdin is not None
+        assert program.stdout.readline() == "ready\n", "the program of the Java client has failed"
+        with meter.running():
+            program.stdin.write("\n")
+            program.stdin.flush()
+            count = int(program.stdout.readline())
     return meter.each(count, 1e6)
 
 

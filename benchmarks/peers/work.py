@@ -107,10 +107,12 @@ def done(job: Job) -> Found:
 
 
 class Meter:
-    """CPU time of this process and of the servers, and wall time, between `begin` and `end`."""
+    """CPU time of the client and of the servers, and wall time, between `begin` and `end`. The client is this process,
+    unless it is another one."""
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, pids: Sequence[int], client: int | None = None) -> None:
         self._pids = pids
+        self._client = client
 
     def begin(self) -> None:
         self._begun = self._now()
@@ -139,7 +141,8 @@ class Meter:
 
     def _now(self) -> tuple[float, float, float]:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return used.ru_utime + used.ru_stime, sum(cpu_s(pid) for pid in self._pids), time.monotonic()
+        client_s = used.ru_utime + used.ru_stime if self._client is None else cpu_s(self._client)
+        return client_s, sum(cpu_s(pid) for pid in self._pids), time.monotonic()
 
 
 @dataclass(slots=True)
