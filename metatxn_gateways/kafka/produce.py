@@ -211,7 +211,7 @@ class Produce:
         return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch, caller)
 
     async def _plain(self, segment: Segment, entry: Entry) -> int:
-        return await segment.offsets.first_of(await self._published(segment, entry, None))
+        return await _first_offset(segment, await self._published(segment, entry, None))
 
     async def _in_sequence(
         self, segment: Segment, entry: Entry, batch: SentBatch, producer: TransactionalProducer | None
@@ -242,7 +242,7 @@ class Produce:
             position = await self._published(segment, entry, producer)
             if sequences.following in (None, entry.sequence):  # also if it was appended, and the answer got lost
                 sequences.following = _behind(entry.sequence, batch.count)
-            return await segment.offsets.first_of(position)
+            return await _first_offset(segment, position)
 
     async def _published(self, segment: Segment, entry: Entry, producer: TransactionalProducer | None) -> Position:
         """Publish a batch. Another broker may have ended the transaction that this one knows, and begun the next
@@ -258,6 +258,15 @@ class Produce:
             if following == entry.txn_id:
                 raise
             return (await segment.publish(replace(entry, txn_id=following)))[0]
+
+
+async def _first_offset(segment: Segment, position: Position) -> int:
+    """The offset of a batch. Raises DUPLICATE_SEQUENCE_NUMBER for one that was sent again, and of which only the table
+    of sequences knows: it was trimmed or compacted away. Clients take that for a success without an offset."""
+    first = await segment.offsets.first_of(position)
+    if first is None:
+        raise KafkaError(KafkaCode.DUPLICATE_SEQUENCE_NUMBER)
+    return first
 
 
 def _encoded(version: int, parts: list[_Part], results: list[_Result], head: bytes) -> Reply:

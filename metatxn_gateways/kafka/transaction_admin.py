@@ -211,7 +211,9 @@ async def _active(response: CallResponse, segment: Segment) -> list[Any]:
         last[producer] = max(last.get(producer, -1), sequence + remembered.count - 1)
         tracked = segment.buffer.get(scope.txn_id) if scope.txn_id is not None else None
         if tracked is not None and tracked.first_frame is not None and tracked.decision is None:
-            begun[producer] = await segment.offsets.first_of(tracked.first_frame)
+            first = await segment.offsets.first_of(tracked.first_frame)
+            if first is not None:  # otherwise it was decided meanwhile
+                begun[producer] = first
     return [
         response.make(
             "ProducerState",

@@ -72,6 +72,14 @@ class LedgerChain:
             position = before[-1].last
         return position
 
+    def is_left_out(self, position: Position) -> bool:
+        """Whether there was an entry here that is no longer there, or may have been: of ledgers that were dropped from
+        between others nobody knows how long they were."""
+        for ledger in self.ledgers:
+            if ledger.id == position.ledger:
+                return 0 <= position.entry < ledger.entries and not ledger.bytes_of(position.entry, position.entry)
+        return position.entry >= 0 and self.ledgers[0].id < position.ledger < self.ledgers[-1].id
+
     @property
     def last_assigned(self) -> Position:
         return self.open.last_assigned if self.open else self.last_durable

@@ -2,7 +2,7 @@
 
     in the store   in the storage
     no             yes              written after the backup: adopted, or set aside
-    yes            no               trimmed after the backup, or lost
+    yes            no               trimmed or dropped after the backup, or lost
     yes            another form     rewritten after the backup: the last form counts
     unsealed       longer           the open ledger of the backup: sealed at its present length
 
@@ -55,10 +55,20 @@ class FoundSegment:
 
     @property
     def lost(self) -> bool:
-        """Whether ledgers are missing that were not trimmed: a trim takes the oldest ones, and never all."""
+        """Whether ledgers are missing of which readers could see something, and which were not trimmed: a trim takes
+        the oldest ones, and never all."""
         listed = [ledger.id for ledger in self.record.ledgers] if self.record is not None else []
-        trimmed = listed[: len(self.missing)] == self.missing and len(self.missing) < len(listed) + len(self.unknown)
+        told = [number for number in self.missing if number not in self.dropped]
+        up_to_told = [number for number in listed if told and number <= told[-1]]
+        trimmed = set(up_to_told) <= set(self.missing) and len(self.missing) < len(listed) + len(self.unknown)
         return bool(self.missing) and not trimmed
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """Which of the missing ledgers had nothing that readers could see, so that their owner may have dropped
+        them."""
+        ledgers = self.record.ledgers if self.record is not None else ()
+        return frozenset(each.id for each in ledgers if each.id in self.missing and _shows_nothing(each))
 
 
 @dataclass(slots=True)
@@ -157,7 +167,8 @@ class Ledgers:
             if next_offset is not None:
                 next_offset = await end_offset(ledger, next_offset)
         ledgers = tuple(ledger for _, ledger in sorted(listed.items()))
-        first = _first_position(record, ledgers, segment.missing)
+        trimmed = [number for number in segment.missing if number not in segment.dropped]
+        first = _first_position(record, ledgers, trimmed)
         recovered = record.model_copy(
             update={"ledgers": ledgers, "planned": None, "first_position": first, "next_offset": next_offset}
         )
@@ -206,6 +217,11 @@ class Ledgers:
     def _listed(self, ledger: SealedLedger) -> LedgerRecord:
         form = tuple(ledger.form) if ledger.form is not None else None
         return LedgerRecord(id=ledger.id, storage=self._storage.storage_id, entries=ledger.entries, form=form)
+
+
+def _shows_nothing(ledger: LedgerRecord) -> bool:
+    """Whether nothing is left of the ledger, or everything in it is hidden by its index."""
+    return ledger.entries == 0 or (ledger.bytes is not None and ledger.bytes == (ledger.hidden_bytes or 0))
 
 
 def _first_position(record: SegmentRecord, ledgers: tuple[LedgerRecord, ...], missing: list[int]) -> str:

@@ -279,7 +279,12 @@ def _of_segment(segment: FoundSegment, wishes: Wishes) -> list[Difference]:
             for number in segment.unknown
         ),
         *(
-            _of_ledger(missing, segment, number, "the segment stays unavailable" if stays else "left out")
+            _of_ledger(
+                "dropped ledger" if number in segment.dropped else missing,
+                segment,
+                number,
+                "the segment stays unavailable" if stays else "left out",
+            )
             for number in segment.missing
         ),
     ]

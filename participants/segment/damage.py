@@ -3,6 +3,7 @@ tried again ever more rarely: reading a whole ledger in every reconcile would he
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import structlog
@@ -58,9 +59,9 @@ class DamagedLedgers:
         if self._pauses.pop(ledger, None) is not None:
             self._metrics.damaged_ledgers.dec()
 
-    def forget_before(self, ledger: int) -> None:
-        """Ledgers below this one are trimmed."""
-        for number in [number for number in self._pauses if number < ledger]:
+    def keep_only(self, ledgers: Collection[int]) -> None:
+        """Other ledgers than these are no longer there."""
+        for number in [number for number in self._pauses if number not in ledgers]:
             self.read(number)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ are kept in memory, and any other is read again.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 from metastore.txn.records.segments import SegmentRecord
 from participants.ledger.hidden_index import HiddenRanges
@@ -61,9 +62,9 @@ class HiddenEntries:
             if ledger.hidden is not None and ledger.entries is not None:
                 self._ledgers[ledger.id] = (ledger.hidden, ledger.entries)
 
-    def forget_before(self, ledger: int) -> None:
-        """Ledgers below this one are no longer read."""
-        for number in [number for number in self._ledgers if number < ledger]:
+    def keep_only(self, ledgers: Collection[int]) -> None:
+        """Other ledgers than these are no longer read."""
+        for number in [number for number in self._ledgers if number not in ledgers]:
             generation, _ = self._ledgers.pop(number)
             self._cache.forget((self._segment, number, generation))
 

@@ -100,8 +100,8 @@ async def index_hidden(segment: Segment, context: IndexingContext) -> None:
             written[ledger.id] = await _index(segment, context, ledger)
         except LedgerError as error:
             # There is no space, or it cannot be read: this is asked for again, and what is before it can go. That a
-            # ledger is missing which was trimmed meanwhile is not damage.
-            if ledger.id >= segment.ledgers.ledgers[0].id:
+            # ledger is missing which was trimmed or dropped meanwhile is not damage.
+            if any(each.id == ledger.id for each in segment.ledgers.sealed):
                 segment.damaged.failed(ledger.id, error, time())
             break
         segment.damaged.read(ledger.id)

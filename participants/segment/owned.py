@@ -140,7 +140,7 @@ class OwnedSegment:
         )
         if self.unknown_trim is not None and self.recorded_at > self.unknown_trim.replaces:
             self.unknown_trim = None
-        self.hidden.forget_before(self.ledgers.ledgers[0].id)
+        self.hidden.keep_only({ledger.id for ledger in self.ledgers.ledgers})
 
     # -- decisions ---------------------------------------------------------------------------------------------
 

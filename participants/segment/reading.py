@@ -82,9 +82,11 @@ class SegmentReader:
 
     async def read_committed(self, after: Position, max_bytes: int) -> Page:
         """The entries up to the current horizon. What is hidden by then stays hidden."""
-        horizon = self._segment.buffer.max_read_position
-        found = await self._read(after, horizon, max_bytes)
-        hides = await self._judge(after, found)
+        hides: Callable[[RawFrame], bool] | None = None
+        while hides is None:
+            horizon = self._segment.buffer.max_read_position
+            found = await self._read(after, horizon, max_bytes)
+            hides = await self._judge(after, found)
         visible = [frame for frame in found if not hides(frame)]
         await self.assert_owned(STALE_READ_S)
         return self._page(visible, found, after, horizon)
@@ -103,8 +105,10 @@ class SegmentReader:
         Raises INVALID_ARGUMENT for a future revision, and for one so old that headers decided after it may already have
         been collected; and POSITION_TRIMMED for one before the last compaction (DESIGN §5.19).
         """
-        found = await self._read_as_of(after, max_bytes, revision)
-        hides = await self._judge(after, found.frames)
+        hides: Callable[[RawFrame], bool] | None = None
+        while hides is None:
+            found = await self._read_as_of(after, max_bytes, revision)
+            hides = await self._judge(after, found.frames)
         visible = [frame for frame in found.frames if _in_snapshot(frame, found.decided, hides)]
         page = self._page(visible, found.frames, after, found.end)
         page.revision = found.revision
@@ -151,11 +155,13 @@ class SegmentReader:
         aborted one (scenario 97).
 
         The search goes backwards, in growing steps, down to the result of the last search: what is visible at or below
-        a horizon stays visible. Raises STORE_UNAVAILABLE and the store's errors.
+        a horizon stays visible, unless compaction leaves it out. If the result was left out, the search begins anew: a
+        reader that reads up to it would wait for ever. Raises STORE_UNAVAILABLE and the store's errors.
         """
         while True:
             try:
-                found = await self._find_last_visible()
+                while (found := await self._find_last_visible()) and self._segment.ledgers.is_left_out(found):
+                    self._last_visible, self._looked_up_to = None, Position(0, -1)
             except errors.PositionTrimmed:
                 continue
             else:
@@ -177,7 +183,8 @@ class SegmentReader:
     async def _last_visible_within(self, after: Position, up_to: Position) -> Position | None:
         found, at = None, max(after, self._segment.ledgers.start)
         while frames := await self._read(at, up_to, READ_BYTES):
-            hides = await self._judge(at, frames)
+            if (hides := await self._judge(at, frames)) is None:
+                continue
             at = frames[-1].position
             found = next((f.position for f in reversed(frames) if not hides(f)), found)
         return found
@@ -273,8 +280,9 @@ class SegmentReader:
     async def _read(self, after: Position, up_to: Position, max_bytes: int) -> list[RawFrame]:
         return await self._from_storage(after, lambda: self._segment.ledgers.read(after, up_to, max_bytes))
 
-    async def _judge(self, after: Position, frames: list[RawFrame]) -> Callable[[RawFrame], bool]:
+    async def _judge(self, after: Position, frames: list[RawFrame]) -> Callable[[RawFrame], bool] | None:
         """Whether a frame at or below the horizon must be skipped, for the frames of a page, which are of one ledger.
+        None if that ledger was dropped since they were read, and its index with it: then they must be read again.
 
         The index of the ledger says so, and so do the outcomes. They move from the outcomes into the index in one step
         of the event loop, so both are asked in one step: the caller awaits nothing before it has judged.
@@ -283,9 +291,15 @@ class SegmentReader:
         index: HiddenRanges | None = None
         if frames:
             ledger = frames[0].position.ledger
+
+            async def load() -> HiddenRanges | None:
+                return await hidden.load(ledger) if self._is_listed(ledger) else None
+
             if hidden.within(ledger) is None:
-                index = await self._from_storage(after, lambda: hidden.load(ledger))
+                index = await self._from_storage(after, load)
             self._assert_untrimmed(after)
+            if not self._is_listed(ledger):
+                return None
             index = index if index is not None else hidden.within(ledger)
 
         def hides(frame: RawFrame) -> bool:
@@ -295,6 +309,9 @@ class SegmentReader:
             return frame.position.entry in index or buffer.hides(frame.txn_id, frame.writer)
 
         return hides
+
+    def _is_listed(self, ledger: int) -> bool:
+        return any(each.id == ledger for each in self._segment.ledgers.ledgers)
 
     async def _from_storage(self, after: Position, read: Callable[[], Awaitable[T]]) -> T:
         self._assert_untrimmed(after)

@@ -50,6 +50,7 @@ from participants.ledger.watermark import Watermark
 from participants.segment.compacting import compact
 from participants.segment.dedup import Scope
 from participants.segment.dedup_snapshot import chunks_of, delete_stale, inherit, restore, write_snapshot
+from participants.segment.dropping import drop_empty
 from participants.segment.hidden import HiddenCache, HiddenEntries
 from participants.segment.indexing import IndexingContext, indexing_limit, tend
 from participants.segment.owned import Ownership
@@ -145,6 +146,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
         if context.version.allows(Feature.REWRITING):
             await rewrite_hidden(segment, rewriting)
             await compact(segment, rewriting, context.clock())
+            await drop_empty(segment, rewriting)
 
     segment.on_tend = index
     segment.on_rewrite = rewrite

@@ -252,16 +252,7 @@ class Segment(OwnedSegment):
 
     def recorded(self, record: SegmentRecord, version: Version) -> None:
         super().recorded(record, version)
-        self.damaged.forget_before(self.ledgers.ledgers[0].id)
-
-    def is_left_out(self, position: Position) -> bool:
-        """Whether there was an entry here that is no longer in its ledger."""
-        return any(
-            ledger.id == position.ledger
-            and 0 <= position.entry < ledger.entries
-            and not ledger.bytes_of(position.entry, position.entry)
-            for ledger in self.ledgers.sealed
-        )
+        self.damaged.keep_only({ledger.id for ledger in self.ledgers.ledgers})
 
     # -- the end of appending ----------------------------------------------------------------------------------
 

@@ -205,9 +205,9 @@ class SegmentSubscription:
         return [Ack(last, cumulative=True, writer=writer)] if last.entry >= 0 else []
 
     def _is_left_out(self, position: Position) -> bool:
-        """Whether the entry was left out of its ledger before this broker could know how many messages it had. Nobody
-        gets any of them again."""
-        return self.deliveries.size_of(position) is None and self.segment.is_left_out(position)
+        """Whether the entry was left out of its ledger, or dropped with it, before this broker could know how many
+        messages it had. Nobody gets any of them again."""
+        return self.deliveries.size_of(position) is None and self.segment.ledgers.is_left_out(position)
 
     async def size_of(self, position: Position) -> int:
         """The number of messages of an entry, or 0 of one that cannot be read."""

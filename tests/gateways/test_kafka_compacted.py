@@ -30,6 +30,7 @@ from metatxn_gateways.kafka.settings import FIXED, LAYOUT, SETTINGS, InvalidConf
 from participants.messages.batches import encode_batch
 from participants.messages.payloads import key_hashes
 from participants.segment.segment import Segment
+from participants.segment.trimming import trim
 from tests.extent import usually
 from tests.gateways.asking import PRODUCER, TIMEOUT, TRANSACTIONAL, Asking, Holder, asked, made
 from tests.gateways.conftest import PATIENCE_S, Gateway, Record
@@ -43,6 +44,14 @@ def records(*pairs: Pair, holder: Holder | None = None, sequence: int = 0) -> by
     if holder is not None:
         PRODUCER.pack_into(draft, 43, holder.producer_id, 0, sequence)
         struct.pack_into(">h", draft, 21, TRANSACTIONAL)
+    struct.pack_into(">I", draft, 17, crc32c(draft[21:]))
+    return bytes(draft)
+
+
+def numbered(*pairs: Pair, sequence: int) -> bytes:
+    """A batch of an idempotent producer outside transactions."""
+    draft = bytearray(records(*pairs))
+    PRODUCER.pack_into(draft, 43, 7, 0, sequence)
     struct.pack_into(">I", draft, 17, crc32c(draft[21:]))
     return bytes(draft)
 
@@ -325,6 +334,50 @@ async def test_a_transaction_replaces_what_it_commits_and_nothing_before(topic: 
         assert await topic.read(isolation) == ([latest, (4, b"b", b"2")], 5)
     assert await topic.put((b"c", b"1")) == 0
     assert await topic.read(offset=5) == ([(5, b"c", b"1")], 6)
+
+
+@pytest.mark.parametrize("gone", ["left out of its ledger", "dropped with its ledger", "trimmed"])
+async def test_a_batch_that_is_gone_and_sent_again_is_answered_from_the_table_of_sequences(
+    topic: Compacted, gone: str
+) -> None:
+    """It has no offset any more. Clients take the answer for a success; what follows is appended."""
+    await topic.create()
+    if gone == "dropped with its ledger":
+        await topic.ledger((b"z", b"1"))
+    first = numbered((b"a", b"1"), sequence=0)
+    assert (await topic.produce(first))[0] == 0
+    await topic.roll()
+    await topic.ledger((b"a", b"2"))
+    assert await topic.put((b"b", b"1")) == 0
+    segment = await topic.segment()
+    if gone == "trimmed":
+        await trim(segment, topic.gateway.world.store, topic.gateway.broker.storage, Position(2, 0))
+    await topic.passes()
+    assert segment.ledgers.ledgers[0].id == (2 if gone == "trimmed" else 1)
+    assert (2 in {each.id for each in segment.ledgers.ledgers}) == (gone != "dropped with its ledger")
+    assert (b"a", b"1") not in [each[1:] for each in (await topic.read())[0]]
+    for _ in range(2):
+        assert await topic.produce(first) == (KafkaCode.DUPLICATE_SEQUENCE_NUMBER, -1)
+        await topic.gateway.crash()
+    _, end = await topic.read()
+    assert await topic.produce(numbered((b"a", b"3"), sequence=1)) == (0, end)
+
+
+async def test_an_offset_in_a_ledger_that_was_dropped_is_passed_over(topic: Compacted) -> None:
+    """And the first one stays: a consumer that stands there is not out of range."""
+    await topic.create()
+    for number in range(4):
+        await topic.ledger((b"a", b"%d" % number))
+    await topic.passes()
+    assert [each.id for each in (await topic.segment()).ledgers.ledgers] == [1, 4, 5]
+    for _ in range(2):
+        segment = await topic.segment()
+        assert await segment.offsets.start() == 0 and segment.offsets.end == 4
+        for offset in range(4):
+            assert await topic.read(offset=offset) == ([(3, b"a", b"3")], 4)
+        found = await segment.record_times.latest()
+        assert found is not None and found.offset == 3
+        await topic.gateway.crash()
 
 
 async def test_librdkafka_builds_its_table_from_the_start(topic: Compacted) -> None:

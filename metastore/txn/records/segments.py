@@ -83,8 +83,8 @@ class SegmentRecord(JsonRecord):
     is the number of a ledger that may have been created and is empty: the number is in the record before it is used
     anywhere else, so each number is used once and no ledger is left behind.
 
-    Entries below `first_position` are trimmed; `trimmed` are ledgers with only such entries, until their bytes are
-    deleted. The record of a deleted segment remains until its storage has deleted the ledgers.
+    Entries below `first_position` are trimmed; `trimmed` are ledgers with only such entries, or with none that is left,
+    until their bytes are deleted. The record of a deleted segment remains until its storage has deleted the ledgers.
 
     `parents` never changes. Those that were removed from the topic are in `removed_parents`, each with the position of
     its last entry.

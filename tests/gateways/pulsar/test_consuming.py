@@ -431,3 +431,32 @@ async def test_the_last_message_is_told_to_every_consumer(gateway: PulsarGateway
         await client.subscribe(segment)
         last = (await client.ask("get_last_message_id", consumer_id=1)).last_message_id
         assert (last.ledger_id, last.entry_id) == places[1]
+
+
+async def test_the_last_message_is_one_that_can_be_read_after_compaction_too(gateway: PulsarGateway) -> None:
+    """It was a deletion, and is gone: a reader that reads up to it would wait for ever."""
+    (segment_id,) = await gateway.create("t")
+    answer = await gateway.http.patch("/v1/topics/t", json={"cleanup": "compact", "delete_retention_ms": 0})
+    assert answer.status_code == 200, answer.text
+    async with gateway.client() as client:
+        await client.reader(segment_id)
+        sent = [entry(b"1", "b"), entry(b"1", "a"), entry(b"", "a")]
+        places = await produced(client, segment_id, *sent)
+        assert await last_told(client) == places[2]
+        segment = gateway.broker.served[segment_id]
+        assert segment.on_full is not None
+        await segment.on_full()
+        for _ in range(3):
+            await gateway.broker.reconcile()
+            while segment._tasks:
+                await asyncio.wait(segment._tasks)
+        assert segment.ledgers.is_left_out(Position(*places[2]))
+        assert await last_told(client) == places[0]
+        await client.reader(segment_id, number=2)
+        (message,) = await client.messages(1)
+        assert (message.value, await last_told(client, 2)) == (b"1", places[0])
+
+
+async def last_told(client: PulsarClient, consumer: int = 1) -> tuple[int, int]:
+    last = (await client.ask("get_last_message_id", consumer_id=consumer)).last_message_id
+    return last.ledger_id, last.entry_id

@@ -11,6 +11,7 @@ from tests.mutants.guards.console import CONSOLE
 from tests.mutants.guards.consumers import CONSUMERS
 from tests.mutants.guards.coordinator import COORDINATOR
 from tests.mutants.guards.draining import DRAINING
+from tests.mutants.guards.dropping import DROPPING
 from tests.mutants.guards.entry_groups import ENTRY_GROUPS
 from tests.mutants.guards.exclusive import EXCLUSIVE
 from tests.mutants.guards.forgetting import FORGETTING
@@ -39,6 +40,7 @@ GUARDS = (
     *LEDGERS,
     *HIDDEN,
     *REWRITING,
+    *DROPPING,
     *PARTICIPANTS,
     *DRAINING,
     *EXCLUSIVE,

@@ -246,6 +246,72 @@ async def test_subscriptions_pass_over_what_is_gone(topic: Compacting) -> None:
     assert (await topic.shown())["backlog"] == 0
 
 
+async def test_what_is_in_a_ledger_that_was_dropped_can_be_acknowledged(topic: Compacting) -> None:
+    """By itself and with what is before it, whoever serves the segment by then."""
+    await topic.subscribe("s")
+    for number in range(4):
+        await topic.ledger(("a", number))
+    held = [each["message_id"] for each in await topic.receive(limit=2)]
+    await topic.compacted()
+    record = await topic.record()
+    assert [each.id for each in record.ledgers] == [1, 4, 5] and await topic.findings() == []
+    assert topic.process.device.ledgers() == {1, 4, 5}
+    for _ in range(2):
+        await topic.acked(held[1:])
+        await topic.acked(held)
+        assert [each["value"] for each in await topic.receive()] == [3]
+        assert (await topic.shown())["backlog"] == 1
+        await topic.crash()
+    given = [each["message_id"] for each in await topic.receive()]
+    await topic.acked(given)
+    assert (await topic.shown())["backlog"] == 0
+
+
+async def last_visible(topic: Compacting) -> Position | None:
+    return await (await topic.segment()).reader.last_visible()
+
+
+async def test_the_last_visible_entry_is_one_that_is_there(topic: Compacting) -> None:
+    """The one that was found before may be gone: a deletion, or with its ledger. The next one is found by a search from
+    the end on, also if it was passed by before."""
+    await topic.set(delete_retention_ms=0)
+    await topic.ledger(("b", 1), ("a", 1))
+    await topic.ledger(("a", None))
+    assert await last_visible(topic) == Position(2, 0)
+    txn = await topic.world.begin()
+    await topic.put(("c", 1), txn_id=txn)
+    await topic.abort(txn)
+    assert await last_visible(topic) == Position(2, 0), "behind it is only what was aborted"
+    topic.at_hour(1)
+    await topic.compacted()
+    assert await topic.read() == [("b", 1)]
+    for _ in range(2):
+        assert await last_visible(topic) == Position(1, 0)
+        await topic.crash()
+    await topic.put(("d", 1))
+    assert await last_visible(topic) == (await topic.segment()).buffer.last_durable
+
+
+async def test_what_is_left_out_while_the_last_visible_entry_is_searched_is_not_the_result(
+    topic: Compacting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await topic.set(delete_retention_ms=0)
+    await topic.ledger(("b", 1), ("a", 1), ("a", None))
+    topic.at_hour(1)
+    segment = await topic.segment()
+    within = segment.reader._last_visible_within
+
+    async def and_then_compact(*args: Position) -> Position | None:
+        monkeypatch.setattr(segment.reader, "_last_visible_within", within)
+        found = await within(*args)
+        assert found == Position(1, 2)
+        await topic.compacted()
+        return found
+
+    monkeypatch.setattr(segment.reader, "_last_visible_within", and_then_compact)
+    assert await segment.reader.last_visible() == Position(1, 0)
+
+
 async def test_a_view_goes_on_while_its_ledgers_are_compacted(
     topic: Compacting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,6 +297,40 @@ class Compact(Story):
             await life.quiet()
 
 
+class DropEmpty(Index):
+    """Nothing is left of two full ledgers between others: of one everything is replaced, of the other one aborted."""
+
+    subscriptions = ("s",)
+
+    async def prepare(self, life: Life, client: Client) -> None:
+        await created(life)
+        await subscribed(life, client)
+        await send(life, client, HIGH, "first")
+        await self.roll(life)
+        await send(life, client, LOW, "replaced")
+        await self.roll(life)
+        await client.begin("aborted")
+        await send(life, client, LOW, "never", client.txns["aborted"])
+        await client.end("aborted", commit=False)
+        await carried_out(life, client.txns.values())
+        await self.roll(life)
+        await send(life, client, LOW, "stays")
+        await self.roll(life)
+        await life.broker.policies.change_topic(TOPIC, {"cleanup": "compact"})
+
+    async def act(self, life: Life, client: Client) -> None:
+        segment = await life.segment(PARENT)
+        while {2, 3} & {ledger.id for ledger in segment.record.ledgers}:
+            await life.layout.retention.look()
+            segment.tend()
+            await life.quiet()
+
+    async def end(self, life: Life, client: Client) -> None:
+        (record,) = (await life.records()).values()
+        assert [ledger.id for ledger in record.ledgers][:2] == [1, 4] and record.first_position == "0:-1"
+        await super().end(life, client)
+
+
 class DeleteTopic(Merge):
     """Layers of segments, outcomes, sequences, a subscription with acknowledgements, and an open transaction."""
 
@@ -707,6 +741,7 @@ STORIES = (
     Trim,
     Index,
     Compact,
+    DropEmpty,
     DeleteTopic,
     ForgetTopic,
     Acknowledge,

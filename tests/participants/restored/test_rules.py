@@ -5,6 +5,7 @@ is refused. The whole story, on real stores, is told in `test_recovery`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,6 +161,46 @@ async def test_a_trim_takes_the_oldest_ledgers_and_never_all(
             await storage.delete(SEGMENT, number)
         (found,) = (await survey(store, storage)).segments
         assert (found.missing, found.lost) == ([*gone], lost)
+
+
+@pytest.mark.parametrize(
+    ("facts", "lost"),
+    [
+        ({"bytes": 0, "form": (1, 1)}, False),
+        ({"bytes": 40, "hidden_bytes": 40, "hidden": 1}, False),
+        ({"bytes": 40, "hidden_bytes": 39, "hidden": 1}, True),
+        ({"bytes": 40, "form": (1, 1), "hidden": 1}, True),
+        ({"hidden_bytes": 40, "hidden": 1}, True),
+        ({}, True),
+    ],
+)
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_a_ledger_that_was_dropped_because_nothing_was_left_of_it_is_not_lost(
+    store: MemoryStore, storage: LocalStorage, facts: dict[str, Any], lost: bool, trimmed: bool
+) -> None:
+    """If readers could see nothing of it when the backup was made. What begins behind it is as it was."""
+    async with storage:
+        record = await segment_with(storage, store, 1, 2, 3, 4)
+        ledgers = [each.model_copy(update=facts) if each.id == 3 else each for each in record.ledgers]
+        stored = await store.get(paths.segment(SEGMENT))
+        assert stored is not None
+        await store.apply(store.batch().replace(stored, record.model_copy(update={"ledgers": tuple(ledgers)}).encode()))
+        gone = [1, 3] if trimmed else [3]
+        for number in gone:
+            await storage.delete(SEGMENT, number)
+        (found,) = (await survey(store, storage)).segments
+        assert (found.missing, found.lost) == (gone, lost)
+        assert found.dropped == (set() if lost else {3})
+        if not lost:
+            restored = StoreRecovery(store, [storage], lambda: NOW_MS)
+            whats = {each.where: each.what async for each in restored.differences(Wishes())}
+            assert whats[f"{SEGMENT} 3"] == "dropped ledger" and whats.get(f"{SEGMENT} 1") in (None, "trimmed ledger")
+            await Ledgers(store, storage, "aside", 1).adopt(found, [])
+            stored = await store.get(paths.segment(SEGMENT))
+            assert stored is not None
+            adopted = SegmentRecord.decode(stored.value)
+            assert [each.id for each in adopted.ledgers] == [number for number in (1, 2, 3, 4) if number not in gone]
+            assert adopted.first_position == ("2:0" if trimmed else "0:-1")
 
 
 async def test_what_is_hidden_in_a_ledger_of_the_backup_stays_hidden(store: MemoryStore, storage: LocalStorage) -> None:

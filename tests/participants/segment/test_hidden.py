@@ -546,7 +546,7 @@ def test_a_damaged_ledger_is_said_once_and_tried_ever_more_rarely() -> None:
     assert tries[:4] == [0, 2, 6, 14] and tries[-1] - tries[-2] == LONGEST_PAUSE_S
     assert metrics.damaged_ledgers._value.get() == 1
     damaged.failed(9, LedgerCorrupt("damaged"), now_s)
-    damaged.forget_before(9)
+    damaged.keep_only({7, 8})
     assert metrics.damaged_ledgers._value.get() == 1
     with structlog.testing.capture_logs() as said:
         damaged.failed(10, LedgerTooNew("its version is 2"), now_s)
