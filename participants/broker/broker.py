@@ -48,10 +48,12 @@ from participants.messages.read_holds import ReadHolds
 from participants.messages.removed import RemovedSegment, removed_segment
 from participants.messages.schema_versions import SchemaVersions
 from participants.messages.topics import Topics, segment_not_found
+from participants.segment.reconciling import reconcile_segments
 from participants.segment.recovery import OwnedElsewhere, SegmentContext, SegmentDeleted, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Segment
-from participants.subscription.segment_subscriptions import SegmentSubscriptions
+from participants.subscription.reconciling import reconcile_subscriptions
+from participants.subscription.segment_subscriptions import SegmentSubscriptions, subscriptions_of
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.shared_materializing import SharedMaterializing
 
@@ -59,6 +61,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 _PAGE = 500
 _OPEN_AT_ONCE = 16
+_TENDED_PER_TURN = 100
 MEASURE_S = 1.0
 """The time between two measurements of the disk. What is published meanwhile is counted."""
 NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
@@ -581,12 +584,17 @@ class Broker:
         """Reconcile every segment once, to find the decisions that no watch event has reported."""
         self._metrics.watch_resyncs.inc(self._mirror.resyncs - self._resyncs_counted)
         self._resyncs_counted = self._mirror.resyncs
-        for segment in list(self._segments.values()):
-            try:
-                await segment.reconcile()
-            except MetastoreError as error:
-                log.warning("reconcile failed and will be repeated", segment=segment.id, error=str(error))
+        segments = list(self._segments.values())
+        try:
+            await reconcile_segments(segments, self.store, self._mirror, self.metrics)
+            subscriptions = [subscriptions_of(each) for each in segments if not each.lost]
+            await reconcile_subscriptions(subscriptions, self.store, self._mirror, self.metrics)
+        except MetastoreError as error:
+            log.warning("reconcile failed and will be repeated", error=str(error))
+        for number, segment in enumerate(segments, 1):
             segment.tend()
+            if number % _TENDED_PER_TURN == 0:
+                await asyncio.sleep(0)
         if self._placement is not None:
             # Who deletes a segment also deletes what is left of it, unless it stops in between.
             ended = set(self._placement.ended)

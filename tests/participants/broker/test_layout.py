@@ -36,6 +36,7 @@ from tests.participants.broker.stories import (
     send,
 )
 from tests.participants.devices import on_local_files
+from tests.participants.reconciling import reconcile, reconcile_subscribed
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, entry, materialized, publish, released, sending
 
@@ -511,7 +512,8 @@ async def assert_whole(process: BrokerProcess, world: World, txn: Any) -> None:
     await ended(process, world, txn, True)
     assert await browse(process) == ["plain", "in", "later"]
     for segment in process.broker.served.values():
-        await segment.reconcile()
+        await reconcile(segment)
+        await reconcile_subscribed(segment)
     assert await world.operations(txn) == []
     await assert_lawful(world)
 
