@@ -275,10 +275,12 @@ class Broker:
         if self._placement is not None and not self._placement.announced:
             missing["announcement"] = "the watch does not show that this broker is announced"
         return missing | {
-            segment_id: self._why_not.get(segment_id, "it is being opened")
-            for segment_id in self._keepers
-            if (segment := self._segments.get(segment_id)) is None or segment.lost
+            segment_id: self.why_not(segment_id) for segment_id in self._keepers if self.serving(segment_id) is None
         }
+
+    def why_not(self, segment_id: str) -> str:
+        """Why a segment that is kept here does not serve yet."""
+        return self._why_not.get(segment_id, "it is being opened")
 
     def lose_all(self, why: str) -> None:
         """Stop serving all segments, because the store is not in the state that this broker remembers."""
@@ -321,7 +323,7 @@ class Broker:
         if (segment := self.serving(segment_id)) is not None:
             return segment
         if segment_id in self._keepers:
-            raise _unavailable(segment_id, self._why_not.get(segment_id, "it is being opened"))
+            raise _unavailable(segment_id, self.why_not(segment_id))
         raise await self._not_here(segment_id)
 
     def serving(self, segment_id: str) -> Segment | None:
@@ -474,8 +476,11 @@ class Broker:
         """A segment was taken. If it is new, another broker has changed the layout of the topic; or it is the child of
         a split in progress here, which is not shown before all children serve (`_learn_topic`)."""
         name = topic_of_segment(segment_id)
-        ending_here = any(each.is_ending and each.record.topic == name for each in self._segments.values())
-        if not self._knows(name, segment_id) and not ending_here:
+        if self._knows(name, segment_id):
+            return
+        known = self._topic_cache.get(name)
+        here = [self._segments.get(each) for each in known.segments] if known is not None else []
+        if not any(each is not None and each.is_ending for each in here):
             self.forget_topic(name)
 
     def _seen(self, segment_id: str, record: SegmentRecord) -> None:

@@ -93,11 +93,14 @@ class Policies:
 
     async def _look_at(self, names: Sequence[str]) -> AsyncIterator[tuple[str, Looked]]:
         above = {namespace: _above(namespace) for namespace in set(map(namespace_of, names))}
-        stored = await self._store.get_each(dict.fromkeys(chain.from_iterable(above.values())))
+        stored: dict[str, Record | None] = dict.fromkeys(chain.from_iterable(above.values()))
         without_own: dict[str, EffectivePolicy] = {}
         """What applies to topics without a policy of their own, by namespace."""
         left = iter(names)
-        async for key, record in self._store.each(map(paths.topic, names)):
+        async for key, record in self._store.each(chain(list(stored), map(paths.topic, names))):
+            if key in stored:
+                stored[key] = record
+                continue
             namespace = namespace_of(next(left))
             records_above = [stored[each] for each in above[namespace]]
             if record is None:
