@@ -61,7 +61,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 _PAGE = 500
 _OPEN_AT_ONCE = 16
-_TENDED_PER_TURN = 100
+_TENDED_PER_TURN = 25
 MEASURE_S = 1.0
 """The time between two measurements of the disk. What is published meanwhile is counted."""
 NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
@@ -505,7 +505,11 @@ class Broker:
     @property
     def served(self) -> dict[str, Segment]:
         """The segments that currently serve here."""
-        return {segment_id: segment for segment_id, segment in self._segments.items() if not segment.lost}
+        return {segment.id: segment for segment in self.serving_now()}
+
+    def serving_now(self) -> list[Segment]:
+        """The same, without their names."""
+        return [segment for segment in self._segments.values() if segment.lost is None]
 
     def _keep(self, segment_id: str) -> None:
         if segment_id not in self._keepers:
@@ -589,14 +593,13 @@ class Broker:
         """Reconcile every segment once, to find the decisions that no watch event has reported."""
         self._metrics.watch_resyncs.inc(self._mirror.resyncs - self._resyncs_counted)
         self._resyncs_counted = self._mirror.resyncs
-        segments = list(self._segments.values())
         try:
-            await reconcile_segments(segments, self.store, self._mirror, self.metrics)
-            subscriptions = [subscriptions_of(each) for each in segments if not each.lost]
+            await reconcile_segments(self.serving_now(), self.store, self._mirror, self.metrics)
+            subscriptions = map(subscriptions_of, self.serving_now())
             await reconcile_subscriptions(subscriptions, self.store, self._mirror, self.metrics)
         except MetastoreError as error:
             log.warning("reconcile failed and will be repeated", error=str(error))
-        for number, segment in enumerate(segments, 1):
+        for number, segment in enumerate(self.serving_now(), 1):
             segment.tend()
             if number % _TENDED_PER_TURN == 0:
                 await asyncio.sleep(0)

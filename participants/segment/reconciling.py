@@ -23,7 +23,7 @@ async def reconcile_segments(
     segments: Iterable[Segment], store: MetadataStore, mirror: HeaderMirror, metrics: BrokerMetrics
 ) -> None:
     """Reconcile these segments once. Raises the store's errors; what was found until then counts."""
-    of = {segment.operations: segment for segment in segments if not segment.lost}
+    of = {segment.operations: segment for segment in segments}
     waiting: list[Undecided] = []
     async for segment, txn_ids in with_operations(store, "writes-by-segment", of, metrics.index_query.time):
         segment.adopt(txn_ids)

@@ -243,7 +243,7 @@ class LayoutUpkeep:
         if claim is None:
             return
         for mine in (segment_id, claim.other):
-            segment = self._broker.served.get(mine)
+            segment = self._broker.serving(mine)
             if segment is not None and segment.record.state == "active":
                 await self._seal_claimed(segment, claim.child)
         one, other = await self._read(segment_id), await self._read(claim.other)
@@ -329,7 +329,7 @@ class LayoutUpkeep:
         """Look at the records of the segments served here, in parts. One that had nothing to do is not decoded again
         while it is the same."""
         idle: dict[str, Version] = {}
-        async for key, stored in self._store.each(map(paths.segment, list(self._broker.served))):
+        async for key, stored in self._store.each(map(paths.segment, [each.id for each in self._broker.serving_now()])):
             if stored is not None and self._idle.get(key) == stored.version:
                 idle[key] = stored.version
                 continue

@@ -35,7 +35,7 @@ class Retention:
     async def look(self) -> None:
         """One pass over all segments that are served here. Raises the store's errors."""
         served: dict[str, list[Segment]] = {}
-        for segment in self._broker.served.values():
+        for segment in self._broker.serving_now():
             served.setdefault(segment.record.topic, []).append(segment)
         async for looked in self._broker.policies.look(list(served)):
             topic = looked.topic.name
