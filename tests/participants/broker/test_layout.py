@@ -615,6 +615,27 @@ async def test_a_merge_whose_other_owner_does_not_come_is_given_up_and_keys_have
     await other.stop()
 
 
+@on_local_files
+async def test_a_claim_is_given_up_by_a_reconcile_that_has_seen_it_before(
+    process: BrokerProcess, world: World, tmp_path: Path
+) -> None:
+    """Whoever began the merge is gone. The record stays the same until it is time, and is looked at all the same."""
+    other, names = await far_apart(process, world, tmp_path)
+    merge = asyncio.create_task(process.http.post(f"/v1/segments/{quoted(names[0])}/merge", json={"with": names[1]}))
+    while (await record_of(world, names[0])).state == "active":
+        await asyncio.sleep(0)
+    merge.cancel()
+    await asyncio.wait([merge])
+    for _ in range(2):
+        await process.broker.reconcile()
+        assert (await record_of(world, names[0])).merge is not None
+    for _ in range(CLAIM_PATIENCE_MS):
+        world.now_ms()
+    await process.broker.reconcile()
+    assert (await record_of(world, names[0])).children and (await record_of(world, names[1])).merge is None
+    await other.stop()
+
+
 async def test_split_and_merge_of_one_segment_exclude_each_other(process: BrokerProcess, world: World) -> None:
     """The claim comes between the split's look and its apply: the versions decide."""
     names = await process.create("t", segments=2)
