@@ -35,8 +35,10 @@ WRITING = 200
 """The open transactions that have written, and acknowledged."""
 TIMEOUT_MS = 86_400_000
 WARM_UPS = 2
-MOST_MS = 300
-MOST_KB = 200
+MOST_MS = 200
+SLOWEST_MS = 300
+"""Of the slowest percent of a page's loads: nothing else that the services do may keep a page waiting."""
+MOST_KB = 64
 TOPIC = "public/default/large"
 _TOPIC = f"/topics/{quote(TOPIC, safe='')}"
 PAGES = {
@@ -146,7 +148,7 @@ def measured(url: str, places: Mapping[str, str], runs: int) -> list[Figure]:
     for name, took in times.items():
         figures += [
             Figure(f"{name}: time", took, "ms", at_most=MOST_MS),
-            Figure(f"{name}: the slowest percent", [percentile(took, 99)], "ms"),
+            Figure(f"{name}: the slowest percent", [percentile(took, 99)], "ms", at_most=SLOWEST_MS),
             Figure(f"{name}: size", [sizes[name]], "KB", at_most=None if "/download" in PAGES[name] else MOST_KB),
         ]
     return figures
@@ -170,7 +172,10 @@ def main() -> None:
         stack.enter_context(running("broker", "--store", store, "--data-dir", str(directory / "data")))
         places = uvloop.run(filled(coordinator.url, chosen.topics, chosen.transactions, chosen.messages))
         size = f"{chosen.topics:,} topics, {chosen.transactions:,} open transactions, {chosen.messages:,} messages"
-        publish("console", f"The console: {size}", measured(coordinator.url, places, chosen.runs))
+        figures = measured(coordinator.url, places, chosen.runs)
+    publish("console", f"The console: {size}", figures)
+    if missed := [figure.name for figure in figures if figure.holds is False]:
+        raise SystemExit(f"a bar is not met: {', '.join(missed)}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ where its server can do better. Both implementations give the same answers, and 
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
@@ -225,14 +226,25 @@ class MetadataStore(ABC):
         """Several records, all read at one revision. Without keys it returns only the current revision. Raises
         `StoreUnavailable`, `StoreClosed`."""
 
-    async def get_each(self, wanted: Iterable[str]) -> dict[str, Record | None]:
-        """Records of any number of keys, each as it was at some moment of this call: they are read in parts, and each
-        part has the deadline of a call of its own. Raises the errors of `get_many`."""
-        found: dict[str, Record | None] = {}
+    async def each(self, wanted: Iterable[str]) -> AsyncIterator[tuple[str, Record | None]]:
+        """Records of any number of keys, one after another and in this order, each as it was at some moment after the
+        caller asked for the first one. They are read in parts, and each part has the deadline of a call of its own.
+
+        Between two parts the event loop does other work, whatever the store is. So records may change, and more of them
+        appear and disappear, while the caller looks at others: what it learns of several keys need not have been true
+        at one moment. A caller that ends early has read at most one part more than it has seen. Raises the errors of
+        `get_many`, also after some records.
+        """
         left = iter(wanted)
         while part := list(islice(left, _KEYS_PER_PART)):
-            found.update((await self.get_many(part)).records)
-        return found
+            found = (await self.get_many(part)).records
+            for key in part:
+                yield key, found[key]
+            await asyncio.sleep(0)  # a store in memory has not waited for anything
+
+    async def get_each(self, wanted: Iterable[str]) -> dict[str, Record | None]:
+        """The records of `each`, all at once. Raises its errors."""
+        return {key: record async for key, record in self.each(wanted)}
 
     @abstractmethod
     async def range(

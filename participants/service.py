@@ -267,7 +267,7 @@ class BrokerService:
         disk = DiskSpace(used_bytes=space.used_bytes, capacity_bytes=space.capacity_bytes) if space else None
         ends_s = end_of_token(self._peer_token)
         return {
-            "segments": len(self.broker.served),
+            "segments": len(self.broker.serving_now()),
             "draining": self.broker.announcement.draining,
             "disk": disk,
             "peer_token_ends_ms": None if ends_s is None else int(ends_s * 1000),

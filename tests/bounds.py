@@ -107,6 +107,11 @@ SMALL: Mapping[str, Sequence[int]] = {
     "coordinator.ages.PAGE": (1, 5),
     "coordinator.survey.PAGE": (1, 5),
     "metastore.api._KEYS_PER_PART": (1, 3),
+    "metastore.txn.entries.ENTRIES_PER_READ": (1, 3),
+    "metastore.txn.entries.PREFIXES_PER_TURN": (1, 3),
+    "participants.segment.reconciling.HEADERS_PER_READ": (1, 3),
+    "participants.broker.broker._TENDED_PER_TURN": (1, 3),
+    "participants.broker.placement._PLACED_PER_TURN": (1, 3),
     "metastore.txn.listing._OPERATIONS_PER_JUMP": (1, 3),
     "metastore.watches.MAX_QUEUED_BYTES": (20_000,),
     # the client

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 KEY_COLUMN = b"metatxn.key"
 """The key in the metadata of an entry's Arrow schema that names the column with the key of each row."""
+_NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)
 
 
 def rows_of(payload: bytes | memoryview, indexes: Sequence[int] | None = None) -> list[dict[str, Any]]:
@@ -27,19 +29,46 @@ def rows_of(payload: bytes | memoryview, indexes: Sequence[int] | None = None) -
     ]
 
 
-def plain_values(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """The values of a column. Those for which Python has no type (nanoseconds, years beyond 9999) become text or
-    numbers."""
+def plain_values(column: pa.ChunkedArray[Any] | pa.Array[Any]) -> list[Any]:
+    """The values of a column, nulls as None. One for which Python has no type (nanoseconds, years beyond 9999) becomes
+    text or a number, also inside a list, a struct or a map; all others are what they are anyway. Only what Arrow can
+    not write as text either is named by its type."""
     try:
         return column.to_pylist()
-    except (pa.ArrowException, ValueError, OverflowError):
-        pass
+    except _NO_PYTHON_VALUE:
+        return list(map(_plain_value, column, _texts(column)))
+
+
+def _texts(column: pa.ChunkedArray[Any] | pa.Array[Any]) -> Iterable[str | int | None]:
+    """The values as text or numbers, of the whole column at once, which is fast; None for those that are nested."""
     for kind in (pa.string(), pa.int64(), pa.int32()):
         try:
             return column.cast(kind).to_pylist()
-        except (pa.ArrowException, ValueError, OverflowError):
+        except _NO_PYTHON_VALUE:
             continue
-    return [str(column.type)] * len(column)
+    return repeat(None, len(column))
+
+
+def _plain_value(value: pa.Scalar[Any], text: str | int | None) -> Any:
+    try:
+        return value.as_py()
+    except _NO_PYTHON_VALUE:
+        pass
+    if text is not None:
+        return text
+    if isinstance(value, pa.MapScalar):
+        return [tuple(map(_plain_member, entry.values())) for entry in value.values or ()]
+    if isinstance(value, pa.ListScalar) and value.values is not None:
+        return plain_values(value.values)
+    if isinstance(value, pa.StructScalar) and len(set(value)) == len(value):
+        return {name: _plain_member(member) for name, member in value.items()}
+    return str(value.type)
+
+
+def _plain_member(value: pa.Scalar[Any]) -> Any:
+    """A member of a struct, or a key or an item of a map. Only one that is not nested is text itself."""
+    (text,) = (None,) if pa.types.is_nested(value.type) else _texts(pa.array([value], value.type))
+    return _plain_value(value, text)
 
 
 def _plain(value: Any) -> Any:

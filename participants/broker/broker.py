@@ -48,10 +48,12 @@ from participants.messages.read_holds import ReadHolds
 from participants.messages.removed import RemovedSegment, removed_segment
 from participants.messages.schema_versions import SchemaVersions
 from participants.messages.topics import Topics, segment_not_found
+from participants.segment.reconciling import reconcile_segments
 from participants.segment.recovery import OwnedElsewhere, SegmentContext, SegmentDeleted, open_segment
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from participants.segment.segment import Segment
-from participants.subscription.segment_subscriptions import SegmentSubscriptions
+from participants.subscription.reconciling import reconcile_subscriptions
+from participants.subscription.segment_subscriptions import SegmentSubscriptions, subscriptions_of
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.shared_materializing import SharedMaterializing
 
@@ -59,6 +61,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 _PAGE = 500
 _OPEN_AT_ONCE = 16
+_TENDED_PER_TURN = 25
 MEASURE_S = 1.0
 """The time between two measurements of the disk. What is published meanwhile is counted."""
 NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
@@ -272,10 +275,12 @@ class Broker:
         if self._placement is not None and not self._placement.announced:
             missing["announcement"] = "the watch does not show that this broker is announced"
         return missing | {
-            segment_id: self._why_not.get(segment_id, "it is being opened")
-            for segment_id in self._keepers
-            if (segment := self._segments.get(segment_id)) is None or segment.lost
+            segment_id: self.why_not(segment_id) for segment_id in self._keepers if self.serving(segment_id) is None
         }
+
+    def why_not(self, segment_id: str) -> str:
+        """Why a segment that is kept here does not serve yet."""
+        return self._why_not.get(segment_id, "it is being opened")
 
     def lose_all(self, why: str) -> None:
         """Stop serving all segments, because the store is not in the state that this broker remembers."""
@@ -318,7 +323,7 @@ class Broker:
         if (segment := self.serving(segment_id)) is not None:
             return segment
         if segment_id in self._keepers:
-            raise _unavailable(segment_id, self._why_not.get(segment_id, "it is being opened"))
+            raise _unavailable(segment_id, self.why_not(segment_id))
         raise await self._not_here(segment_id)
 
     def serving(self, segment_id: str) -> Segment | None:
@@ -471,8 +476,11 @@ class Broker:
         """A segment was taken. If it is new, another broker has changed the layout of the topic; or it is the child of
         a split in progress here, which is not shown before all children serve (`_learn_topic`)."""
         name = topic_of_segment(segment_id)
-        ending_here = any(each.is_ending and each.record.topic == name for each in self._segments.values())
-        if not self._knows(name, segment_id) and not ending_here:
+        if self._knows(name, segment_id):
+            return
+        known = self._topic_cache.get(name)
+        here = [self._segments.get(each) for each in known.segments] if known is not None else []
+        if not any(each is not None and each.is_ending for each in here):
             self.forget_topic(name)
 
     def _seen(self, segment_id: str, record: SegmentRecord) -> None:
@@ -497,7 +505,11 @@ class Broker:
     @property
     def served(self) -> dict[str, Segment]:
         """The segments that currently serve here."""
-        return {segment_id: segment for segment_id, segment in self._segments.items() if not segment.lost}
+        return {segment.id: segment for segment in self.serving_now()}
+
+    def serving_now(self) -> list[Segment]:
+        """The same, without their names."""
+        return [segment for segment in self._segments.values() if segment.lost is None]
 
     def _keep(self, segment_id: str) -> None:
         if segment_id not in self._keepers:
@@ -581,12 +593,16 @@ class Broker:
         """Reconcile every segment once, to find the decisions that no watch event has reported."""
         self._metrics.watch_resyncs.inc(self._mirror.resyncs - self._resyncs_counted)
         self._resyncs_counted = self._mirror.resyncs
-        for segment in list(self._segments.values()):
-            try:
-                await segment.reconcile()
-            except MetastoreError as error:
-                log.warning("reconcile failed and will be repeated", segment=segment.id, error=str(error))
+        try:
+            await reconcile_segments(self.serving_now(), self.store, self._mirror, self.metrics)
+            subscriptions = map(subscriptions_of, self.serving_now())
+            await reconcile_subscriptions(subscriptions, self.store, self._mirror, self.metrics)
+        except MetastoreError as error:
+            log.warning("reconcile failed and will be repeated", error=str(error))
+        for number, segment in enumerate(self.serving_now(), 1):
             segment.tend()
+            if number % _TENDED_PER_TURN == 0:
+                await asyncio.sleep(0)
         if self._placement is not None:
             # Who deletes a segment also deletes what is left of it, unless it stops in between.
             ended = set(self._placement.ended)

@@ -32,12 +32,11 @@ def broker_info(broker: Broker, listener: str | None = None) -> BrokerInfo:
 def segments_page(broker: Broker, after: str, limit: int) -> BrokerSegmentPage:
     """The segments whose names are greater than `after`, in their order."""
     names = heapq.nsmallest(limit + 1, (name for name in broker.kept if name > after))
-    why, served = broker.not_ready, broker.served
-    items = [_segment(name, served.get(name), why.get(name)) for name in names[:limit]]
+    items = [_segment(name, broker.serving(name), broker.why_not(name)) for name in names[:limit]]
     return BrokerSegmentPage(items=items, next_page_token=page_token(names[limit - 1]) if len(names) > limit else None)
 
 
-def _segment(name: str, segment: Segment | None, why: str | None) -> BrokerSegment:
+def _segment(name: str, segment: Segment | None, why: str) -> BrokerSegment:
     topic = topic_of_segment(name)
     if segment is None:
         return BrokerSegment(segment=name, topic=topic, waiting_for=why)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -47,6 +47,7 @@ TAKEN_WITHIN_S = 10.0
 _LOOK_EVERY_S = 1.0
 _MOVES_AT_ONCE = 2
 _MOVES_OF_A_DRAIN = 8
+_PLACED_PER_TURN = 200
 
 log = structlog.get_logger()
 
@@ -75,7 +76,7 @@ class Placement:
         broker: str,
         storage: str,
         *,
-        kept: Callable[[], Iterable[str]],
+        kept: Callable[[], Container[str]],
         take: Callable[[str], None],
         give_up: Callable[[str], Coroutine[Any, Any, None]],
         deposed: Callable[[str, OwnerRecord], None],
@@ -216,26 +217,31 @@ class Placement:
     async def _balance_forever(self) -> None:
         while True:
             changed = self.changed.next()
-            self._balance()
+            await self._balance()
             await asyncio.wait([changed], timeout=min(_LOOK_EVERY_S, self._settle_s))
 
-    def _balance(self) -> None:
-        """Take and give up segments. Only a broker that is announced takes part: one that was frozen waits until it is
-        announced again."""
-        if not self.announced:
-            return
-        candidates, kept = self._candidates(draining=False), frozenset(self._kept())
-        may_move = self.draining or self._settled() if candidates else False
-        candidates = candidates or self._candidates(draining=True)
-        for segment_id in self._of_storage:
-            is_wanted = wanted(segment_id, candidates) == self._broker
-            if segment_id in kept:
-                if not is_wanted and may_move:
-                    self._move(segment_id)
-            elif is_wanted and self._is_free(segment_id):
-                self._take(segment_id)
-            elif not is_wanted and (record := self._claimed(segment_id)):
-                self._in_turn(segment_id, self._let_go(record))
+    async def _balance(self) -> None:
+        """Take and give up segments, some in each turn of the event loop. Only a broker that is announced takes part:
+        one that was frozen waits until it is announced again. What changes meanwhile is looked at anew, because it is
+        told to `changed`."""
+        candidates, draining = self._candidates(draining=False), self._candidates(draining=True)
+        for number, segment_id in enumerate(list(self._of_storage), 1):
+            if not self.announced:
+                return
+            if segment_id in self._of_storage:
+                self._place(segment_id, candidates or draining, may_move=bool(candidates))
+            if number % _PLACED_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _place(self, segment_id: str, candidates: Sequence[str], *, may_move: bool) -> None:
+        is_wanted = wanted(segment_id, candidates) == self._broker
+        if segment_id in self._kept():
+            if not is_wanted and may_move and (self.draining or self._settled()):
+                self._move(segment_id)
+        elif is_wanted and self._is_free(segment_id):
+            self._take(segment_id)
+        elif not is_wanted and (record := self._claimed(segment_id)):
+            self._in_turn(segment_id, self._let_go(record))
 
     def _is_free(self, segment_id: str) -> bool:
         record = self._owners.records.get(paths.segment_owner(segment_id))

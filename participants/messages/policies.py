@@ -6,8 +6,9 @@ depends on a policy checks the records that it was read from (`InForce.checks`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from metastore.api import MetadataStore
@@ -15,7 +16,7 @@ from metastore.errors import CheckFailed
 from metastore.txn import paths
 from metastore.txn.records.policies import PolicyRecord
 from metastore.txn.records.topics import TopicRecord
-from metastore.types import Absent, AtVersion, Check, Record
+from metastore.types import Absent, AtVersion, Check, Record, Version
 from metastore.versions import ClusterVersion, Feature
 from metatxn.service.patience import Patience
 from metatxn.service.versions import require
@@ -33,12 +34,24 @@ class InForce:
     checks: tuple[Check, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What applied to a topic when it was looked at, and the versions of the records that said so: of the topic, its
+    namespace and the cluster."""
+
+    topic: TopicRecord
+    policy: EffectivePolicy
+    versions: tuple[Version | None, ...]
+
+
 class Policies:
     def __init__(self, store: MetadataStore, topics: Topics, version: ClusterVersion | None = None) -> None:
         self._store = store
         self._topics = topics
         self._version = version or ClusterVersion()
         self._recent: dict[str, EffectivePolicy] = {}
+        self._looked: dict[str, Looked] = {}
+        """What the last look has found, by the key of the topic."""
 
     async def of_topic(self, name: str) -> PolicyInfo:
         """Raises NOT_FOUND."""
@@ -49,7 +62,7 @@ class Policies:
 
     async def in_force(self, name: str) -> InForce | None:
         """What applies to a topic, or None if it does not exist. Reads all of its records at one revision."""
-        keys = [paths.topic(name), *_above(name)]
+        keys = [paths.topic(name), *_above(namespace_of(name))]
         records = (await self._store.get_many(keys)).records
         stored = records[keys[0]]
         topic = TopicRecord.decode(stored.value) if stored is not None else None
@@ -62,24 +75,46 @@ class Policies:
     async def of_topics(self, names: Sequence[str]) -> dict[str, EffectivePolicy]:
         """What applies to each of the topics that exist; each record is read at a revision of its own, so this is only
         for speed."""
-        return {name: policy for name, (_, policy) in (await self._of_topics(names)).items()}
+        return {each.topic.name: each.policy async for _, each in self._look_at(names) if not each.topic.deleted}
 
-    async def look(self, names: Sequence[str]) -> dict[str, tuple[TopicRecord, EffectivePolicy]]:
-        """Like `of_topics`, with the topics. These policies are the `recent` ones from now on."""
-        found = await self._of_topics(names)
-        self._recent = {name: policy for name, (_, policy) in found.items()}
-        return found
+    async def look(self, names: Sequence[str]) -> AsyncIterator[Looked]:
+        """Like `of_topics`, one topic after another, as `MetadataStore.each` reads them. The policies are the `recent`
+        ones from then on, and at the end those of other topics are forgotten. A record that is the same as in the last
+        look is not decoded again."""
+        looked: dict[str, Looked] = {}
+        async for key, each in self._look_at(names):
+            looked[key] = each
+            if not each.topic.deleted:
+                self._recent[each.topic.name] = each.policy
+                yield each
+        self._looked = looked
+        for name in self._recent.keys() - set(names):
+            del self._recent[name]
 
-    async def _of_topics(self, names: Sequence[str]) -> dict[str, tuple[TopicRecord, EffectivePolicy]]:
-        keys = {name: (paths.topic(name), *_above(name)) for name in names}
-        records = await self._store.get_each(list(dict.fromkeys(key for each in keys.values() for key in each)))
-        found = {}
-        for name, (own, *above) in keys.items():
-            stored = records[own]
-            topic = TopicRecord.decode(stored.value) if stored is not None else None
-            if topic is not None and not topic.deleted:
-                found[name] = topic, _effective(topic.policy, *(_decoded(records[key]) for key in above))
-        return found
+    async def _look_at(self, names: Sequence[str]) -> AsyncIterator[tuple[str, Looked]]:
+        above = {namespace: _above(namespace) for namespace in set(map(namespace_of, names))}
+        stored: dict[str, Record | None] = dict.fromkeys(chain.from_iterable(above.values()))
+        without_own: dict[str, EffectivePolicy] = {}
+        """What applies to topics without a policy of their own, by namespace."""
+        left = iter(names)
+        async for key, record in self._store.each(chain(list(stored), map(paths.topic, names))):
+            if key in stored:
+                stored[key] = record
+                continue
+            namespace = namespace_of(next(left))
+            records_above = [stored[each] for each in above[namespace]]
+            if record is None:
+                continue
+            above_at = tuple(each and each.version for each in records_above)
+            looked = self._looked.get(key)
+            if looked is None or looked.versions != (record.version, *above_at):
+                topic = TopicRecord.decode(record.value)
+                policy = without_own.get(namespace) if topic.policy is None else None
+                policy = policy or _effective(topic.policy, *map(_decoded, records_above))
+                looked = Looked(topic, policy, (record.version, *above_at))
+            if looked.topic.policy is None:
+                without_own[namespace] = looked.policy
+            yield key, looked
 
     async def recent(self, name: str) -> EffectivePolicy:
         """What applied to a topic when it was last looked at. Only the first request for it reads the store. Raises
@@ -151,9 +186,9 @@ class Policies:
         raise patience.over("the policy")
 
 
-def _above(topic: str) -> tuple[str, str]:
-    """The keys of the policies that apply where the topic's own says nothing, closest first."""
-    return paths.namespace_policy(namespace_of(topic)), paths.CLUSTER_POLICY
+def _above(namespace: str) -> tuple[str, str]:
+    """The keys of the policies that apply where that of a topic says nothing, closest first."""
+    return paths.namespace_policy(namespace), paths.CLUSTER_POLICY
 
 
 def _decoded(record: Record | None) -> PolicyRecord | None:

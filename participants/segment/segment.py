@@ -7,7 +7,7 @@ Used only from the event loop of its process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -16,11 +16,10 @@ import structlog
 
 from metastore.api import MetadataStore
 from metastore.clock import Clock
-from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
-from metastore.types import Check, Version
+from metastore.types import Check, Record, Version
 from metatxn.wire import errors
 from metatxn.wire.frames import Entry
 from metatxn.wire.ids import TxnId
@@ -38,7 +37,7 @@ from participants.segment.owned import OwnedSegment, Ownership
 from participants.segment.publishing import Publisher
 from participants.segment.reading import SegmentReader
 from participants.segment.record_times import RecordTimes
-from participants.txn.buffer import Decision, TransactionBuffer
+from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
 from participants.txn.header_mirror import HeaderMirror
 from participants.txn.refusals import refusal
 from participants.txn.shared_materializing import SharedMaterializing
@@ -77,13 +76,19 @@ class Attached(Protocol):
     async def settle(self) -> None:
         """Make durable what was passed over only in memory. Raises the store's errors."""
 
-    async def reconcile(self) -> None:
-        """Find what no watch event has reported. Raises the store's errors."""
-
     def compacted(self) -> None:
         """Messages that could be read were left out."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A transaction that is undecided on a segment, and its last intent there: none is under way."""
+
+    segment: Segment
+    transaction: TrackedTransaction
+    last_intent: int
 
 
 class Segment(OwnedSegment):
@@ -120,6 +125,8 @@ class Segment(OwnedSegment):
             metrics=metrics,
             hidden=hidden,
         )
+        self.operations = paths.writes_by_segment(segment_id)
+        """The prefix of its operations in their index."""
         self.reader = SegmentReader(self, shared=shared)
         self.offsets = OffsetIndex(self, self.reader)
         """The offsets, in a segment of a topic with the format `kafka`."""
@@ -167,30 +174,30 @@ class Segment(OwnedSegment):
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
-    async def reconcile(self) -> None:
-        """Act on the final or absent headers of what is undecided here, and adopt operations that are missing in memory
-        (DESIGN §5.8). It never acts on an open header. It repairs the effect of a lost watch event."""
-        if self.lost:
-            return
-        prefix = paths.writes_by_segment(self.id)
-        with self._metrics.index_query.time():
-            entries = await self.store.query_index("writes-by-segment", prefix, prefix_end(prefix))
-        for txn_id in sorted({TxnId.parse(entry.split("/")[1]) for entry in entries}):
-            if self.buffer.get(txn_id) is None:
+    def adopt(self, txn_ids: Iterable[TxnId]) -> None:
+        """A reconcile has found operations of these transactions: track those that are missing in memory (DESIGN
+        §5.8)."""
+        for txn_id in sorted(txn_ids):
+            if not self.lost and self.buffer.get(txn_id) is None:
                 self.track(txn_id).maybe_stored = True
-        candidates = [(each, each.last_intent) for each in self.buffer.undecided() if not each.intents]
-        headers = await self.mirror.read([transaction.txn_id for transaction, _ in candidates])
-        for transaction, last_intent in candidates:
-            record = headers[transaction.txn_id]
-            if record is not None and record.first:
-                continue
-            if record is None and transaction.last_intent != last_intent:
-                continue  # an intent was sent after the candidates were chosen: this read proves nothing about it
-            if transaction.decision is None:
-                self._metrics.reconcile_repairs.inc()
-                self.decide(transaction, Decision(Header.decode(record.value) if record else None))
-        if self.attached is not None:
-            await self.attached.reconcile()
+
+    def undecided(self) -> list[Undecided]:
+        """The transactions whose headers a reconcile has to read."""
+        if self.lost:
+            return []
+        return [Undecided(self, each, each.last_intent) for each in self.buffer.undecided() if not each.intents]
+
+    def found(self, undecided: Undecided, record: Record | None) -> None:
+        """A linearizable read that began after `undecided` was told has found this header. Act on it if it is final or
+        absent, never if it is open. It repairs the effect of a lost watch event."""
+        transaction = undecided.transaction
+        if record is not None and record.first:
+            return
+        if record is None and transaction.last_intent != undecided.last_intent:
+            return  # an intent was sent since then: this read proves nothing about it
+        if transaction.decision is None:
+            self._metrics.reconcile_repairs.inc()
+            self.decide(transaction, Decision(Header.decode(record.value) if record else None))
 
     def tend(self) -> None:
         """Begin the upkeep that is not requested (see `indexing` and `rewriting`), unless it is still going on. It is

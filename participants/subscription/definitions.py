@@ -93,7 +93,8 @@ def _not_found(topic: str, name: str) -> errors.MetatxnError:
     )
 
 
-def _definition(topic: str, record: Record) -> Definition:
+def definition_of(topic: str, record: Record) -> Definition:
+    """The subscription with this record."""
     name = unescape(record.key.rpartition("/")[2])
     return Definition(topic, name, SubscriptionRecord.decode(record.value), AtVersion(record.key, record.version))
 
@@ -105,7 +106,7 @@ class Definitions:
     async def of_topic(self, topic: str) -> list[Definition]:
         """All subscriptions of a topic, including dropped ones."""
         found = await self._store.scan(paths.subscriptions(topic))
-        return [_definition(topic, record) for record in found.records]
+        return [definition_of(topic, record) for record in found.records]
 
     async def page(self, topic: str, after: str | None, limit: int) -> tuple[list[Definition], bool]:
         """The subscriptions of a topic by name, after the one named `after`, including dropped ones; and whether there
@@ -113,14 +114,14 @@ class Definitions:
         prefix = paths.subscriptions(topic)
         start = paths.subscription(topic, after) + "\0" if after is not None else prefix
         found = await self._store.range(start, prefix_end(prefix), limit=limit)
-        return [_definition(topic, record) for record in found.records], found.more
+        return [definition_of(topic, record) for record in found.records], found.more
 
     async def page_of_all(self, after: tuple[str, str] | None, limit: int) -> tuple[list[Definition], bool]:
         """The subscriptions of all topics in the order of their keys, after the one with this topic and this name,
         including dropped ones; and whether there are more."""
         start = paths.subscription(*after) + "\0" if after is not None else paths.SUBSCRIPTIONS
         found = await self._store.range(start, prefix_end(paths.SUBSCRIPTIONS), limit=limit)
-        return [_definition(unescape(record.key.split("/")[2]), record) for record in found.records], found.more
+        return [definition_of(unescape(record.key.split("/")[2]), record) for record in found.records], found.more
 
     async def get(self, topic: str, name: str) -> Definition:
         """Raises NOT_FOUND."""
@@ -134,7 +135,7 @@ class Definitions:
         record = await self._store.get(paths.subscription(topic, name))
         if record is None:
             raise _not_found(topic, name)
-        return _definition(topic, record)
+        return definition_of(topic, record)
 
     async def reason(self, ended: Definition, error: errors.NotFound) -> errors.MetatxnError:
         """Why a request fails that has found that its incarnation ended: with `error`, or, if a later incarnation
@@ -165,7 +166,7 @@ class Definitions:
             before = SubscriptionRecord.decode(known.value) if known else None
             if known is not None and before is not None and not before.deleted:
                 _check_same(topic, name, before, wanted)
-                return _definition(topic, known)
+                return definition_of(topic, known)
             found = await starts() if wanted.initial == "latest" else {}
             batch = self._store.batch().replace(topic_record, topic_record.value)
             if known is not None and before is not None:
@@ -201,7 +202,7 @@ class Definitions:
             known = await self._store.get(paths.subscription(topic, name))
             if known is None:
                 raise _not_found(topic, name)
-            found = _definition(topic, known)
+            found = definition_of(topic, known)
             if found.record.deleted:
                 raise found.missing()
             record = _begun(found.record, found.record.incarnation + 1, await starts())
@@ -223,7 +224,7 @@ class Definitions:
             known = await self._store.get(paths.subscription(topic, name))
             if known is None:
                 raise _not_found(topic, name)
-            found = _definition(topic, known)
+            found = definition_of(topic, known)
             if found.record.deleted:
                 return found
             dropped = {"deleted": True, "deleted_ms": now_ms, "starts": None, "acked": None}

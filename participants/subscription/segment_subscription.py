@@ -17,6 +17,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -31,7 +32,7 @@ from metastore.txn.records.subscriptions import SubscriptionRecord
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import put_ack_ops
-from metastore.types import Absent, Batch, FirstVersion
+from metastore.types import Absent, Batch, FirstVersion, Record
 from metastore.versions import ClusterVersion, Feature
 from metatxn.service.retry import until_it_succeeds
 from metatxn.wire import errors
@@ -62,6 +63,7 @@ from participants.txn.header_mirror import Follower, HeaderMirror
 from participants.txn.refusals import prepared_refusal, refusal
 
 log = structlog.get_logger()
+ACK_INDEX = "acks-by-segment-subscription"
 
 
 class NotGiven(AckConflict):
@@ -90,6 +92,15 @@ class AckRefused(errors.TransactionConflict):
         self.holder = holder
 
 
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A transaction that is undecided on a subscription, and how much it has acknowledged: nothing is under way."""
+
+    subscription: SegmentSubscription
+    txn_id: TxnId
+    acks: int
+
+
 class SegmentSubscription:
     """See the module docstring. Made by `SegmentSubscriptions`."""
 
@@ -112,6 +123,8 @@ class SegmentSubscription:
         """`op_numbers` never repeat while this broker owns the segment, even if this object is replaced."""
         self.segment = segment
         self.definition = definition
+        self.operations = paths.acks_by_subscription(segment.id, definition.name)
+        """The prefix of its operations in their index."""
         self.cursor = cursor
         self.pending = pending
         keyed = definition.record.type == "key_shared"
@@ -378,18 +391,14 @@ class SegmentSubscription:
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
-    async def adopt(self) -> None:
-        """Take up the stored operations that are missing in memory; at recovery these are all.
+    async def adopt(self, found: Iterable[TxnId]) -> None:
+        """Take up the stored operations of these transactions, as the index told them, that are missing in memory; at
+        recovery these are all.
 
         The headers are followed before they are read, so that no decision falls in between; at the end only those of
         the adopted operations are followed. Other operations, such as those of an earlier subscription of this name,
         may be deleted without a decision, and may be missing in the next listing. Raises the store's errors.
         """
-        name = self.definition.name
-        prefix = paths.acks_by_subscription(self.segment.id, name)
-        with self._metrics.index_query.time():
-            entries = await self._store.query_index("acks-by-segment-subscription", prefix, prefix_end(prefix))
-        found = dict.fromkeys(TxnId.parse(entry.split("/")[2]) for entry in entries)  # in the order of the index
         missing = [txn_id for txn_id in found if self.pending.get(txn_id) is None and txn_id not in self._finishing]
         for txn_id in missing:
             self._headers.follow(txn_id)
@@ -521,20 +530,24 @@ class SegmentSubscription:
                     back.append(place)
         self.dispatch.give_back(back)
 
-    async def reconcile(self) -> None:
-        """Find decisions that no watch event has reported, and operations that are missing in memory (DESIGN §5.8)."""
-        await self.adopt()
-        candidates = {each.txn_id: len(each.acks) for each in self.pending if not self._is_sending(each.txn_id)}
-        headers = await self._mirror.read(candidates)
-        for txn_id, record in headers.items():
-            known = self.pending.get(txn_id)
-            if known is None or (record is not None and record.first):
-                continue
-            if record is None and (self._is_sending(txn_id) or len(known.acks) != candidates[txn_id]):
-                continue  # an operation was sent after the candidates were chosen: this read proves nothing about it
-            if txn_id not in self._finishing:
-                self._metrics.reconcile_repairs.inc()
-            self._decide(txn_id, Header.decode(record.value) if record is not None else None)
+    def undecided(self) -> list[Undecided]:
+        """The transactions whose headers a reconcile has to read."""
+        if self.is_gone:
+            return []
+        waiting = [each for each in self.pending if not self._is_sending(each.txn_id)]
+        return [Undecided(self, each.txn_id, len(each.acks)) for each in waiting]
+
+    def found(self, undecided: Undecided, record: Record | None) -> None:
+        """A linearizable read that began after `undecided` was told has found this header (DESIGN §5.8)."""
+        txn_id = undecided.txn_id
+        known = self.pending.get(txn_id)
+        if known is None or (record is not None and record.first):
+            return
+        if record is None and (self._is_sending(txn_id) or len(known.acks) != undecided.acks):
+            return  # an operation was sent since then: this read proves nothing about it
+        if txn_id not in self._finishing:
+            self._metrics.reconcile_repairs.inc()
+        self._decide(txn_id, Header.decode(record.value) if record is not None else None)
 
     def _is_sending(self, txn_id: TxnId) -> bool:
         return any(txn_id == sending for sending, _ in self._in_flight)

@@ -12,6 +12,7 @@ import structlog
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
+from metastore.txn.entries import with_operations
 from metastore.txn.records.subscriptions import MarkDelete
 from metastore.types import Record
 from metastore.versions import ClusterVersion
@@ -20,13 +21,13 @@ from metatxn.wire.position import Position
 from participants.common.metrics import BrokerMetrics
 from participants.segment.segment import Segment
 from participants.subscription.cursor_store import CursorStore
-from participants.subscription.definitions import Definition, Definitions
+from participants.subscription.definitions import Definition, Definitions, definition_of
 from participants.subscription.deletion import delete_incarnations
 from participants.subscription.isolated_view import IsolatedView
 from participants.subscription.message_counts import MessageCounts
 from participants.subscription.pending_acks import OpenPendingAcks
 from participants.subscription.places import Place
-from participants.subscription.segment_subscription import SegmentSubscription
+from participants.subscription.segment_subscription import ACK_INDEX, SegmentSubscription
 from participants.txn.header_mirror import HeaderMirror
 
 log = structlog.get_logger()
@@ -100,7 +101,9 @@ class SegmentSubscriptions:
                 version=self._version,
             )
             try:
-                await found.adopt()
+                of = {found.operations: found}
+                async for _, txn_ids in with_operations(self._store, ACK_INDEX, of, self._metrics.index_query.time):
+                    await found.adopt(txn_ids)
             except BaseException:
                 found.drop()
                 raise
@@ -169,19 +172,16 @@ class SegmentSubscriptions:
         for subscription in behind:
             await subscription.expire(min(Place.at(first), end))
 
-    async def reconcile(self) -> None:
-        """Find decisions and dropped subscriptions that no watch event has reported."""
-        known = dict(self._open)
-        found = await Definitions(self._store).of_topic(self._segment.record.topic) if known else []
-        stored = {definition.name: definition for definition in found}
-        for name, subscription in known.items():
-            definition = stored.get(name)
-            if definition is None:  # dropped and forgotten
-                definition = subscription.definition.as_dropped
-            if subscription.definition.record.incarnation <= definition.last_dropped:
-                await self.drop(definition)
-        for subscription in self:
-            await subscription.reconcile()
+    async def look_at(self, found: SegmentSubscription, stored: Record | None) -> None:
+        """The record of this subscription is in the store as `stored`. If it was dropped, or has begun again, its
+        records on this segment are deleted. Raises the store's errors."""
+        known = found.definition
+        if stored is not None and stored.version == known.check.version:
+            return
+        # None: it was dropped and forgotten.
+        current = known.as_dropped if stored is None else definition_of(known.topic, stored)
+        if known.record.incarnation <= current.last_dropped:
+            await self.drop(current)
 
     def compacted(self) -> None:
         for counts in self._message_counts.values():

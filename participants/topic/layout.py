@@ -19,9 +19,10 @@ import structlog
 
 from metastore.background import in_background
 from metastore.errors import CheckFailed, MetastoreError
+from metastore.keys import unescape
 from metastore.txn import paths
 from metastore.txn.records.segments import MergeClaim, SegmentRecord
-from metastore.types import Batch, Record
+from metastore.types import Batch, Record, Version
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.patience import Patience
 from metatxn.wire import errors
@@ -60,6 +61,8 @@ class LayoutUpkeep:
         self.removal = Removal(broker, self.deletion)
         self.forgetting = Forgetting(broker)
         self._settling: dict[str, asyncio.Task[None]] = {}
+        self._idle: dict[str, Version] = {}
+        """The versions of the records of segments, by key, for which the last reconcile had nothing to do."""
         broker.attach(self)
 
     @property
@@ -240,7 +243,7 @@ class LayoutUpkeep:
         if claim is None:
             return
         for mine in (segment_id, claim.other):
-            segment = self._broker.served.get(mine)
+            segment = self._broker.serving(mine)
             if segment is not None and segment.record.state == "active":
                 await self._seal_claimed(segment, claim.child)
         one, other = await self._read(segment_id), await self._read(claim.other)
@@ -312,11 +315,7 @@ class LayoutUpkeep:
         """Continue the merges and deletions that others have begun on the segments served here, and delete the
         `deleted` ones whose storage is here, from which the finished ones are removed."""
         try:
-            for segment_id, record in await self._records(list(self._broker.served)):
-                if record is None or record.state == "deleted":
-                    deleted.add(segment_id)
-                elif record.merge is not None:
-                    await self._settle(segment_id)
+            await self._look_at_records(deleted)
             for segment_id in sorted(deleted):
                 await self.deletion.finish_segment(segment_id)
             await self.deletion.finish_begun()
@@ -326,12 +325,22 @@ class LayoutUpkeep:
         except (MetastoreError, LedgerError, errors.MetatxnError) as error:
             log.warning("layout not reconciled, which will be repeated", error=str(error))
 
-    async def _records(self, segment_ids: list[str]) -> list[tuple[str, SegmentRecord | None]]:
-        records = await self._store.get_each(map(paths.segment, segment_ids))
-        return [
-            (segment_id, SegmentRecord.decode(stored.value) if (stored := records[paths.segment(segment_id)]) else None)
-            for segment_id in segment_ids
-        ]
+    async def _look_at_records(self, deleted: set[str]) -> None:
+        """Look at the records of the segments served here, in parts. One that had nothing to do is not decoded again
+        while it is the same."""
+        idle: dict[str, Version] = {}
+        async for key, stored in self._store.each(map(paths.segment, [each.id for each in self._broker.serving_now()])):
+            if stored is not None and self._idle.get(key) == stored.version:
+                idle[key] = stored.version
+                continue
+            record = SegmentRecord.decode(stored.value) if stored is not None else None
+            if stored is None or record is None or record.state == "deleted":
+                deleted.add(unescape(key.removeprefix(paths.SEGMENTS)))
+            elif record.merge is not None:
+                await self._settle(unescape(key.removeprefix(paths.SEGMENTS)))
+            else:
+                idle[key] = stored.version
+        self._idle = idle
 
     async def _children(self, segment: Segment) -> list[StoredSegment]:
         return [await self._read(child) for child in segment.record.children]

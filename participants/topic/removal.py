@@ -122,7 +122,7 @@ class Removal:
         if not self._broker.version.allows(Feature.REMOVAL):
             return
         await self._learn_children()
-        bare = [each for each in self._broker.served.values() if each.record.is_bare and each.record.children]
+        bare = [each for each in self._broker.serving_now() if each.record.is_bare and each.record.children]
         unused = {each.record.topic for each in bare if each.record.trimmed_up_to is None}
         policies = await self._broker.policies.of_topics(sorted(unused)) if unused else {}
         for segment in sorted(bare, key=lambda each: number_of_segment(each.id)):
@@ -140,7 +140,7 @@ class Removal:
         """The children of a merge are recorded by the broker that completes it, and the answer may be lost."""
         sealed = {
             paths.segment(each.id): each
-            for each in self._broker.served.values()
+            for each in self._broker.serving_now()
             if each.ledgers.open is None and each.record.is_bare and not each.record.children
         }
         for key, stored in (await self._store.get_each(list(sealed))).items():

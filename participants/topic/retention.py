@@ -35,11 +35,12 @@ class Retention:
     async def look(self) -> None:
         """One pass over all segments that are served here. Raises the store's errors."""
         served: dict[str, list[Segment]] = {}
-        for segment in self._broker.served.values():
+        for segment in self._broker.serving_now():
             served.setdefault(segment.record.topic, []).append(segment)
-        for topic, (record, policy) in (await self._broker.policies.look(list(served))).items():
-            self._broker.topic_seen(record)
-            if _asks_for_anything(policy):
+        async for looked in self._broker.policies.look(list(served)):
+            topic = looked.topic.name
+            self._broker.topic_seen(looked.topic)
+            if _asks_for_anything(looked.policy):
                 await self._look_at(topic, served[topic])
             else:
                 _set_cleanup(served[topic], None)

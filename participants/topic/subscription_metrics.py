@@ -69,7 +69,7 @@ class SubscriptionMetrics(Collector):
 def lags(broker: Broker) -> dict[tuple[str, str], SubscriptionLag]:
     """The numbers by topic and subscription."""
     found: dict[tuple[str, str], SubscriptionLag] = {}
-    for segment in broker.served.values():
+    for segment in broker.serving_now():
         subscriptions = subscriptions_of(segment)
         for part in subscriptions:
             key = (segment.record.topic, part.definition.name)

@@ -174,17 +174,40 @@ def test_the_same_value_in_another_form(cell: object, kind: pa.DataType, found: 
     assert table["c"].to_pylist() == [found, None]
 
 
+SECONDS, FAR, TOLD = pa.timestamp("s"), 1 << 60, "<value out of range: 1152921504606846976>"
+EPOCH = pa.scalar(0, SECONDS).as_py()
+
+
 @pytest.mark.parametrize(
-    ("kind", "number", "shown"),
+    ("kind", "values", "shown"),
     [
-        (pa.timestamp("s"), 1 << 60, "<value out of range: 1152921504606846976>"),
-        (pa.duration("s"), 1 << 62, "4611686018427387904"),
-        (pa.list_(pa.timestamp("s")), [1 << 60], "list<item: timestamp[s]>"),
+        (SECONDS, [FAR, 0], [TOLD, EPOCH]),
+        (pa.duration("s"), [1 << 62, 1], ["4611686018427387904", datetime.timedelta(seconds=1)]),
+        (pa.list_(SECONDS), [[FAR, None, 0], [0]], [[TOLD, None, EPOCH], [EPOCH]]),
+        (pa.list_(SECONDS, 2), [[FAR, None], [0, 0]], [[TOLD, None], [EPOCH, EPOCH]]),
+        (pa.list_(pa.list_(SECONDS)), [[[FAR], None], []], [[[TOLD], None], []]),
+        (pa.map_(pa.string(), SECONDS), [[("a", FAR), ("b", None)], []], [[("a", TOLD), ("b", None)], []]),
+        (
+            pa.struct([("a", SECONDS), ("b", pa.list_(SECONDS)), ("c", pa.int8())]),
+            [{"a": FAR, "b": [FAR], "c": None}, {"a": 0, "b": None, "c": 3}],
+            [{"a": TOLD, "b": [TOLD], "c": None}, {"a": EPOCH, "b": None, "c": 3}],
+        ),
     ],
+    ids=str,
 )
-def test_what_python_has_no_value_for_is_shown_all_the_same(kind: pa.DataType, number: object, shown: str) -> None:
-    column = pa.chunked_array([pa.array([number, None], kind)])
-    assert plain_values(column)[0] == shown
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_only_the_value_that_python_has_no_value_for_is_shown_otherwise(
+    kind: pa.DataType, values: list[object], shown: list[object], chunks: int
+) -> None:
+    """A reader of the others is told the same as without it, and null stays null."""
+    column = pa.chunked_array([pa.array([None, *values], kind)] * chunks)
+    assert plain_values(column) == [None, *shown] * chunks
+
+
+def test_a_value_that_arrow_cannot_write_either_is_named_by_its_type() -> None:
+    """An object with two members of one name has no place for the second one."""
+    twice = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array([3, 4])], ["a", "a"], mask=pa.array([False, True]))
+    assert plain_values(twice) == ["struct<a: int64, a: int64>", None]
 
 
 def test_null_is_a_row_of_nulls() -> None:

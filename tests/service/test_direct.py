@@ -146,7 +146,6 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "JSON of a kind": ("POST", "/txns", {"content": "{}", "headers": {"Content-Type": "application/x+json"}}),
     "with a charset": ("POST", "/txns", {"content": "{}", "headers": {"Content-Type": "application/json; a=b"}}),
     "another type": ("POST", "/txns", {"content": "{}", "headers": {"Content-Type": "text/plain"}}),
-    "a type and no length": ("GET", f"/txns/{ID}/ops", {"headers": JSON_TYPE}),
     "a type for nothing": ("POST", "/txns", {"headers": {"Content-Type": "text/plain"}}),
     "a query": ("POST", "/txns?timeout_ms=7", {}),
     "another method": ("PUT", "/txns", {}),

@@ -122,12 +122,13 @@ class SegmentRecord(JsonRecord):
     @property
     def is_bare(self) -> bool:
         """Whether nothing can be read and nothing will be: it is sealed, and every entry is trimmed."""
+        if self.state != "sealed":
+            return False
         up_to = self.trimmed_up_to
-        empty = all(
+        return all(
             each.entries == 0 or (each.last is not None and up_to is not None and each.last <= up_to)
             for each in self.ledgers
         )
-        return self.state == "sealed" and empty
 
     @property
     def newest_ledger(self) -> int:

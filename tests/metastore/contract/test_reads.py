@@ -7,6 +7,7 @@ two states at once sees no token or two.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -142,3 +143,59 @@ async def test_each_of_any_number_of_keys(store: MetadataStore) -> None:
     assert list(found) == keys[::-1]
     assert {key for key, record in found.items() if record} == set(keys[::2])
     assert await store.get_each(()) == {}
+
+
+async def test_each_record_in_the_order_of_its_key_as_it_was_asked_for(store: MetadataStore) -> None:
+    keys = [f"/k/{number:03d}" for number in range(250)]
+    await fill(store, keys[::2])
+    read = [(key, record) async for key, record in store.each(reversed(keys))]
+    assert [key for key, _ in read] == keys[::-1]
+    assert [key for key, record in read if record is not None] == keys[::2][::-1]
+    assert all(record.key == key and record.value == f"value of {key}".encode() for key, record in read if record)
+    assert [key async for key, _ in store.each(())] == []
+
+
+async def test_each_reads_on_after_what_was_written_meanwhile(store: MetadataStore) -> None:
+    """A part is read when its first key is asked for, and no earlier: what was changed by then is seen. What was read
+    before is told as it was, once."""
+    keys = [f"/k/{number:03d}" for number in range(250)]
+    await fill(store, keys)
+    seen: dict[str, bytes | None] = {}
+    async for key, record in store.each(keys):
+        if not seen:
+            await store.apply(store.batch().put(keys[-1], b"later").put(keys[0], b"later").delete(keys[-2]))
+        assert key not in seen
+        seen[key] = record and record.value
+    assert seen[keys[0]] == f"value of {keys[0]}".encode()
+    assert (seen[keys[-1]], seen[keys[-2]]) == (b"later", None)
+
+
+async def test_other_work_has_its_turn_while_each_record_is_read(store: MetadataStore) -> None:
+    """A store in memory has nothing to wait for, and would keep everything else waiting."""
+    keys = [f"/k/{number:03d}" for number in range(1_000)]
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    working = asyncio.create_task(work())
+    taken = [turns async for _ in store.each(keys)]
+    working.cancel()
+    most = max(taken.count(turn) for turn in set(taken))
+    assert len(set(taken)) > 5 and most <= 200, "so many records in one turn"
+
+
+async def test_who_stops_early_reads_no_more(store: MetadataStore) -> None:
+    asked: list[str] = []
+
+    def wanted() -> Iterator[str]:
+        for number in range(1_000):
+            asked.append(f"/k/{number:03d}")
+            yield asked[-1]
+
+    async for _ in store.each(wanted()):
+        break
+    assert 0 < len(asked) < 500

@@ -26,6 +26,7 @@ from tests.mutants.guards.projection import PROJECTION
 from tests.mutants.guards.pulsar import PULSAR
 from tests.mutants.guards.quotas import QUOTAS
 from tests.mutants.guards.read_holds import READ_HOLDS
+from tests.mutants.guards.reconciling import RECONCILING
 from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.schemas import SCHEMAS
@@ -38,6 +39,7 @@ GUARDS = (
     *CLUSTERS,
     *COORDINATOR,
     *LEDGERS,
+    *RECONCILING,
     *HIDDEN,
     *REWRITING,
     *DROPPING,

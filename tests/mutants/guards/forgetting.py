@@ -107,8 +107,8 @@ FORGETTING = (
         "forgotten-subscription-stays-open",
         "5.26: a broker that finds a subscription missing treats it as dropped",
         "participants/subscription/segment_subscriptions.py",
-        "definition = subscription.definition.as_dropped",
-        "continue",
+        "current = known.as_dropped if stored is None else definition_of(known.topic, stored)",
+        "current = known if stored is None else definition_of(known.topic, stored)",
         tests=(f"{_OF_BROKER}::test_a_broker_that_never_heard_of_a_drop_finds_the_subscription_missing",),
     ),
     Mutant(

@@ -20,6 +20,7 @@ from participants.topic import forgetting
 from participants.topic.layout import LayoutUpkeep
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.broker.stories import LOW, TOPIC, assert_lawful, browse, keys_of, send
+from tests.participants.reconciling import reconcile_subscribed
 from tests.participants.segment.faulty_store import Fault, deletes, puts
 from tests.participants.segment.world import World
 
@@ -217,7 +218,7 @@ async def test_a_broker_that_never_heard_of_a_drop_finds_the_subscription_missin
     (known,) = list(attached)
     stored: Any = await world.store.get(paths.subscription(TOPIC, "s"))
     await world.store.apply(world.store.batch().remove(stored))
-    await attached.reconcile()
+    await reconcile_subscribed(segment)
     assert known.dropped and list(attached) == []
     answer = await process.http.post(f"{SUBSCRIPTION}/receive", json={"consumer": "c", "max": 10})
     assert answer.status_code == 404, answer.text

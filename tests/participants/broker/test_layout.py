@@ -36,6 +36,7 @@ from tests.participants.broker.stories import (
     send,
 )
 from tests.participants.devices import on_local_files
+from tests.participants.reconciling import reconcile, reconcile_subscribed
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, entry, materialized, publish, released, sending
 
@@ -511,7 +512,8 @@ async def assert_whole(process: BrokerProcess, world: World, txn: Any) -> None:
     await ended(process, world, txn, True)
     assert await browse(process) == ["plain", "in", "later"]
     for segment in process.broker.served.values():
-        await segment.reconcile()
+        await reconcile(segment)
+        await reconcile_subscribed(segment)
     assert await world.operations(txn) == []
     await assert_lawful(world)
 
@@ -610,6 +612,27 @@ async def test_a_merge_whose_other_owner_does_not_come_is_given_up_and_keys_have
     assert (await record_of(world, names[1])).merge is None
     await publish(await other.broker.segment(names[1]), "still there")
     await assert_lawful(world)
+    await other.stop()
+
+
+@on_local_files
+async def test_a_claim_is_given_up_by_a_reconcile_that_has_seen_it_before(
+    process: BrokerProcess, world: World, tmp_path: Path
+) -> None:
+    """Whoever began the merge is gone. The record stays the same until it is time, and is looked at all the same."""
+    other, names = await far_apart(process, world, tmp_path)
+    merge = asyncio.create_task(process.http.post(f"/v1/segments/{quoted(names[0])}/merge", json={"with": names[1]}))
+    while (await record_of(world, names[0])).state == "active":
+        await asyncio.sleep(0)
+    merge.cancel()
+    await asyncio.wait([merge])
+    for _ in range(2):
+        await process.broker.reconcile()
+        assert (await record_of(world, names[0])).merge is not None
+    for _ in range(CLAIM_PATIENCE_MS):
+        world.now_ms()
+    await process.broker.reconcile()
+    assert (await record_of(world, names[0])).children and (await record_of(world, names[1])).merge is None
     await other.stop()
 
 

@@ -24,6 +24,7 @@ from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from tests.extent import usually
 from tests.participants.devices import on_local_files
+from tests.participants.reconciling import reconcile
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, puts
 from tests.participants.segment.world import (
     SEGMENT,
@@ -257,7 +258,7 @@ async def test_109_110_no_decision_is_lost_when_the_watch_is(world: World, cut: 
     if cut == "compacted":
         world.store.cut_watches()
     else:
-        await segment.reconcile()
+        await reconcile(segment)
         assert node.metrics.reconcile_repairs._value.get() == 2
     await materialized(segment, good, bad)
     assert await committed(segment) == ["good"]
@@ -278,13 +279,13 @@ async def test_a_decision_delivered_twice_is_applied_once(world: World) -> None:
     await publish(segment, "x", txn)
     world.store.events_flow.clear()
     await world.abort(txn)
-    await segment.reconcile()
+    await reconcile(segment)
     await released(segment, txn)
     writes = len(world.store.applied)
     await materialized(segment, txn)
     world.store.events_flow.set()
     world.store.cut_watches()
-    await segment.reconcile()
+    await reconcile(segment)
     while not node.mirror.final(txn):
         await asyncio.sleep(0)
     assert len([batch for batch in world.store.applied[writes:] if OUTCOME(batch) or CLEANUP(batch)]) <= 1
@@ -296,7 +297,7 @@ async def test_reconcile_never_acts_on_an_open_header(world: World) -> None:
     txn = await world.begin()
     await publish(segment, "x", txn)
     for _ in range(3):
-        await segment.reconcile()
+        await reconcile(segment)
     assert await committed(segment) == []
     assert await world.operations(txn)
 
@@ -309,7 +310,7 @@ async def test_reconcile_races_an_intent_that_is_in_flight(world: World) -> None
     with pytest.raises(OutcomeUnknown):
         await publish(segment, "too early", txn)
     held = world.store.hold_read(lambda keys: paths.header(txn) in keys)
-    reconciling = asyncio.create_task(segment.reconcile())
+    reconciling = asyncio.create_task(reconcile(segment))
     await held.reached.wait()
     assert await world.begin() == txn
     await publish(segment, "x", txn)
@@ -328,7 +329,7 @@ async def test_reconcile_forgets_what_never_was_a_transaction(world: World) -> N
     world.store.fault(Fault(INTENT, before=OutcomeUnknown("no answer")))
     with pytest.raises(OutcomeUnknown):
         await publish(segment, "x", TxnId(9, 9))
-    await segment.reconcile()
+    await reconcile(segment)
     await materialized(segment, TxnId(9, 9))
     assert_at_the_floor(segment, node)
 
@@ -342,7 +343,7 @@ async def test_reconcile_adopts_operations_that_memory_lacks(world: World) -> No
         put_write_op(batch, txn, segment.ownership.generation, 999, WriteOp(segment=segment.id, after="1:-1", count=1))
         await world.store.apply(batch)
     await world.commit(ended)
-    await segment.reconcile()
+    await reconcile(segment)
     await materialized(segment, ended)
     assert await world.operations(ended) == []
     await publish(segment, "plain")

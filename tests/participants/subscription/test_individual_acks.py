@@ -20,6 +20,7 @@ from participants.subscription.segment_subscriptions import subscriptions_of
 from tests.extent import usually
 from tests.participants.broker.stories import HIGH, LOW
 from tests.participants.devices import on_local_files
+from tests.participants.reconciling import reconcile_subscribed
 from tests.participants.segment.faulty_store import CLEANUP, INTENT, Fault, deletes, puts
 from tests.participants.segment.world import World
 from tests.participants.subscription.by_key import put
@@ -739,7 +740,7 @@ async def test_a_reconcile_that_fails_follows_nothing(consuming: Consuming) -> N
     txn = await consuming.world.begin()
     await consuming.acked(ids, txn)
     listed = consuming.world.store.hold_range(paths.ACKS_INDEX)
-    reconciling = asyncio.create_task(subscriptions_of(await consuming.segment()).reconcile())
+    reconciling = asyncio.create_task(reconcile_subscribed(await consuming.segment()))
     await listed.reached.wait()
     await consuming.commit(txn)
     consuming.world.store.away = StoreUnavailable("away")
@@ -765,8 +766,8 @@ async def test_a_transaction_that_acknowledges_more_while_a_reconcile_looks_for_
     await world.abort(txn)
     await world.collect(txn)
     read = store.hold_read(lambda keys: paths.header(txn) in keys)
-    subscriptions = subscriptions_of(await consuming.segment())
-    reconciling = asyncio.create_task(subscriptions.reconcile())
+    segment = await consuming.segment()
+    reconciling = asyncio.create_task(reconcile_subscribed(segment))
     await read.reached.wait()
     sent = store.fault(Fault(INTENT, hold_before=True))
     acking = asyncio.create_task(consuming.ack(ids[1:], txn))
@@ -776,7 +777,7 @@ async def test_a_transaction_that_acknowledges_more_while_a_reconcile_looks_for_
     assert (await consuming.shown())["pending_acks"] == {str(txn): 2}
     sent.go.set()
     assert (await acking).json()["code"] == "TXN_NOT_FOUND"
-    await subscriptions.reconcile()
+    await reconcile_subscribed(segment)
     await consuming.idle()
     assert (await consuming.shown())["pending_acks"] == {}
     assert await consuming.redeliver() == 1 and await consuming.values() == [0, 1]
@@ -795,7 +796,7 @@ async def test_operations_of_an_earlier_life_are_not_followed(consuming: Consumi
     dropping = asyncio.create_task(consuming.ask("DELETE", "/subscriptions/s"))
     await held.reached.wait()
     await consuming.subscribe()
-    await subscriptions_of(await consuming.segment()).reconcile()
+    await reconcile_subscribed(await consuming.segment())
     held.go.set()
     assert (await dropping).status_code == 204
     assert await consuming.world.operations(txn) == []

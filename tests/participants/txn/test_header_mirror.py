@@ -20,6 +20,7 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from participants.txn import header_mirror
 from participants.txn.header_mirror import HeaderMirror, Listener
+from tests.participants.reconciling import reconcile
 from tests.participants.segment.world import World, assert_at_the_floor, materialized, publish, snapshot
 
 
@@ -82,7 +83,7 @@ async def test_a_segment_that_was_closed_follows_nothing(world: World) -> None:
     op = WriteOp(segment=segment.id, after=str(segment.buffer.last_durable), count=1)
     await world.store.apply(put_write_op(world.store.batch(), txn_id, segment.ownership.generation + 1, 1, op))
     held = world.store.hold_range(paths.WRITES_INDEX)
-    reconciling = asyncio.create_task(segment.reconcile())
+    reconciling = asyncio.create_task(reconcile(segment))
     await held.reached.wait()
     await segment.close()
     held.go.set()
