@@ -17,7 +17,7 @@ STORAGES = ("files", "objects")
 
 
 @pytest.fixture(scope="session", params=itertools.product(STORES, STORAGES), ids="-".join)
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The store is a real server, or a file; the storage is local files, or objects in a server that speaks S3."""
     store, storage = request.param
     directory = tmp_path_factory.mktemp(f"{store}-{storage}")
@@ -37,3 +37,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         with running(url, directory, place) as services:
             yield services
             assert services.findings() == []
+
+
+@pytest.fixture
+def cluster(running_cluster: Running) -> Iterator[Running]:
+    """With no topic in it. Those that are left are deleted, so that no pass looks at them any more."""
+    yield running_cluster
+    running_cluster.delete_topics()

@@ -164,6 +164,10 @@ class Running:
             self.client.set_topic_policy(name, **policy)
         return name
 
+    def delete_topics(self) -> None:
+        for topic in self.client.topics():
+            self.client.delete_topic(topic.name)
+
     def segments(self, topic: str) -> list[str]:
         return [each.segment for each in self.client.topic(topic).segments]
 

@@ -71,7 +71,7 @@ def test_nothing_is_dropped_behind_an_open_transaction_and_the_latest_bytes_stay
     cluster.commit(txn)
     assert cluster.read(topic) == ["b"]
     cluster.client.set_topic_policy(topic, retention_ms=None, roll_ms=None, retention_bytes=300)
-    sent = [f"{number}" for number in range(8)]
+    sent = [f"{number}" for number in range(6)]
     for value in sent:
         cluster.put(topic, value)
         cluster.passes(1)

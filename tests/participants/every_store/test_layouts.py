@@ -11,7 +11,7 @@ from collections import Counter
 from metastore.txn import paths
 from tests.participants.every_store.running import HIGH, HOUR_MS, LOW, Running
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def kept(cluster: Running, segment: str) -> Counter[str]:
