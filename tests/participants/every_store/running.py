@@ -8,10 +8,12 @@ and `abort` return when the broker has carried it out.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,8 @@ from metastore.txn import paths
 from metastore.txn.records.segments import SegmentRecord
 from metastore.urls import open_store
 from metatxn.service.exposure import open_exposure
+from metatxn.transport.api import Answer, Request
+from metatxn.transport.pool import HttpTransport
 from metatxn.wire.broker import SubscriptionSegment
 from metatxn.wire.ids import TxnId
 from participants.broker.broker import Broker
@@ -65,6 +69,17 @@ class _Ahead:
         return asyncio.get_running_loop().call_at(when_s - self._ahead_s(), call)
 
 
+class _AtOnce(HttpTransport):
+    """Whoever is told to come again later hears that it is no use."""
+
+    async def send(self, request: Request) -> Answer:
+        answer = await super().send(request)
+        if answer.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INSUFFICIENT_STORAGE):
+            assert answer.json()["retriable"], answer.body
+            return replace(answer, body=json.dumps(answer.json() | {"retriable": False}).encode())
+        return answer
+
+
 @dataclass(frozen=True)
 class Services:
     stores: list[MetadataStore]
@@ -86,9 +101,9 @@ class Running:
         self.services: Services
         self.client: metatxn.Client
 
-    def connect(self, token: str, request_timeout_s: float = 30.0) -> metatxn.Client:
-        """Another client."""
-        return metatxn.connect(self.services.coordinator.url, token, request_timeout_s)
+    def hasty(self, token: str | None = None) -> metatxn.Client:
+        """A client, of the administrator or of who has the token, that does not wait until it may publish or read."""
+        return metatxn.connect(self.services.coordinator.url, token or self._token, transport=_AtOnce())
 
     def refused(
         self, kind: type[E], topic: str, key: str | None = None, inside: metatxn.Transaction | None = None
@@ -96,7 +111,7 @@ class Running:
         """The error of a client that does not wait until it may publish again."""
         with (
             pytest.raises(kind) as told,
-            self.connect(self._token, 0.5) as hasty,
+            self.hasty() as hasty,
             hasty.producer(topic) as producer,
         ):
             producer.send("refused", key, hasty.attach(inside.id) if inside else None).result()
@@ -278,7 +293,7 @@ def running(store_url: str, directory: Path, place: Mapping[str, Any]) -> Iterat
         serving = _serving(store_url, place, tokens, made)
         made.services = loop.run(serving.__aenter__())
         try:
-            with made.connect(made._token) as made.client:
+            with metatxn.connect(made.services.coordinator.url, made._token) as made.client:
                 yield made
         finally:
             loop.run(serving.__aexit__(None, None, None))

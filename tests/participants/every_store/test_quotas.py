@@ -46,7 +46,7 @@ def test_a_principal_gets_its_quota_and_the_others_theirs(cluster: Running) -> N
     cluster.client.create_topic(topic)
     name, other = QUOTA_PRINCIPALS
     with ExitStack() as stack:
-        bob, eve = (stack.enter_context(cluster.connect(cluster.tokens[each], 0.5)) for each in (name, other))
+        bob, eve = (stack.enter_context(cluster.hasty(cluster.tokens[each])) for each in (name, other))
 
         def publish(client: metatxn.Client, size: int, sequence: int) -> str:
             return client.publish(topic, "x" * size, producer="p", sequence=sequence)
