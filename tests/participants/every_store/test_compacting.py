@@ -34,8 +34,9 @@ def test_the_latest_committed_value_of_each_key_stays_and_a_deletion_for_its_tim
     txn, lost = cluster.begin(), cluster.begin()
     cluster.put(topic, 9, key="b", txn=txn)
     cluster.put(topic, 99, key="a", txn=lost)
-    for key, value in (("a", 3), ("a", 4), ("gone", None)):
-        cluster.put(topic, value, key=key)
+    for value in (3, 4):
+        cluster.put(topic, value, key="a")
+    cluster.put(topic, None, key="gone")
     compacted(cluster)
     assert seen(cluster, topic) == [("b", 1), (None, "no key"), ("a", 2), ("gone", 1)], "the transaction may replace it"
     everything = [("b", 9), ("a", 99), ("a", 3), ("a", 4), ("gone", None)]

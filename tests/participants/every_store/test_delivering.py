@@ -182,8 +182,13 @@ def test_delivery_times_and_dead_letters_are_those_of_the_transaction(
 def test_what_is_not_acknowledged_in_time_returns_and_waits_longer_each_time(cluster: Running) -> None:
     client = cluster.client
     topic = cluster.topic()
-    times = {"ack_timeout_ms": 5, "redelivery_delay_ms": 5, "max_redelivery_delay_ms": 15}
-    client.create_subscription(topic, "s", **{name: minutes * MINUTE_MS for name, minutes in times.items()})
+    client.create_subscription(
+        topic,
+        "s",
+        ack_timeout_ms=5 * MINUTE_MS,
+        redelivery_delay_ms=5 * MINUTE_MS,
+        max_redelivery_delay_ms=15 * MINUTE_MS,
+    )
     cluster.put(topic, "held", "pending")
     with (
         client.consumer(topic, "s") as slow,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import metatxn
 from metastore.txn import paths
 from tests.participants.every_store.running import HIGH, HOUR_MS, LOW, Running
 
@@ -56,7 +57,7 @@ def test_transactions_go_on_over_splits_and_merges_and_leave_nothing(cluster: Ru
             found = [message.value for message in client.reader(topic) if message.key == key]
             assert found == expected[key]
     with client.consumer(topic, "s") as consumer:
-        given = []
+        given: list[metatxn.Message] = []
         while len(given) < 8 * ROUNDS:
             more = consumer.receive_many(100, 30)
             assert more, f"{len(given)} of {8 * ROUNDS} have come"

@@ -37,7 +37,8 @@ def test_a_subscription_moves_to_a_time_or_positions_and_pending_acknowledgement
     client = cluster.client
     topic = cluster.topic(segments=2)
     client.create_subscription(topic, "s")
-    times, places = [], []
+    times: list[datetime] = []
+    places: list[dict[str, str]] = []
     for number in range(3):
         times.append(datetime.fromtimestamp(cluster.now_ms() / 1000, UTC))
         places.append({})
