@@ -273,6 +273,8 @@ def test_who_reads_uncommitted_messages_gets_all_of_them_at_once_and_others_what
         assert values(all_of(consumer, 1)) == ["before"] == cluster.read(topic)
         assert cluster.read(topic, isolation="snapshot") == ["before", "behind"]
         assert (cluster.backlog(topic, "all"), cluster.backlog(topic, "committed")) == (4, 1)
+        previews = [client.preview_seek(topic, name, "earliest").segments[0] for name in ("all", "committed")]
+        assert [each.messages for each in previews] == [4, 1]
         acknowledging = cluster.begin()
         everything.acknowledge(given[1:3], acknowledging)
         cluster.abort(lost)

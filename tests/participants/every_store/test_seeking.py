@@ -40,10 +40,11 @@ def test_a_subscription_moves_to_a_time_or_positions_and_pending_acknowledgement
     times: list[datetime] = []
     places: list[dict[str, str]] = []
     for number in range(3):
-        times.append(datetime.fromtimestamp(cluster.now_ms() / 1000, UTC))
         places.append({})
         for key, segment in zip((LOW, HIGH), cluster.segments(topic), strict=True):
             (places[-1][segment],) = cluster.put(topic, f"{number}{key}", key=key)
+        first_ms = min(each.publish_ms for each in client.reader(topic) if each.value.startswith(str(number)))
+        times.append(datetime.fromtimestamp(first_ms / 1000, UTC))
         cluster.later(MINUTE_MS)
     everything = sorted(f"{number}{key}" for number in range(3) for key in (LOW, HIGH))
     with client.consumer(topic, "s") as consumer:
@@ -93,8 +94,9 @@ def test_behind_a_revision_each_transaction_comes_once_and_none_of_the_snapshot(
     client.create_subscription(topic, "view")
     early, late, lost = cluster.begin(), cluster.begin(), cluster.begin()
     for number in range(3):
-        for key in (LOW, HIGH):
-            for txn, name in ((late, "late"), (early, "early"), (lost, "lost")):
+        for key, names in ((LOW, ("late", "early", "lost")), (HIGH, ("early", "late", "lost"))):
+            for name in names:
+                txn = {"late": late, "early": early, "lost": lost}[name]
                 cluster.put(topic, f"{name}{number}{key}", key=key, txn=txn)
     revision = cluster.commit(early)
     cluster.commit(late)
