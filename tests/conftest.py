@@ -1,4 +1,6 @@
-"""What holds for every test: its place in the suite, that nothing fails for being slow, and that nothing is skipped."""
+"""What holds for every test: its place in the suite, that nothing fails for being slow, and that nothing is skipped.
+
+And the servers that tests of several packages use."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import gc
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from xdist.remote import Producer
 from participants.ledger.watermark import Space, Watermark
 from tests.extent import QUICK, is_quick, is_quick_file
 from tests.order import Scheduling, place_of
+from tests.servers import EtcdServer, S3Server, ZooKeeperServer
 
 # httpx looks for it with every request to an application in this process. It is not installed, and each look along the
 # whole path takes a third of a millisecond.
@@ -78,3 +81,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.skipped:
         report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """For tests that leave the server alone; each works under a root of its own."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """For tests that leave the server alone; each works under a root of its own."""
+    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """For tests that leave the server alone; each works below a prefix of its own."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server

@@ -16,6 +16,8 @@ SHARED_BROWSER = "tests/console with one browser"
 SHARED_FRAME = "tests/console with one browser, what all pages have in common"
 """The files among them whose tests visit all pages, which take as long as all others together."""
 SHARED_SOURCE = "tests with one parsed source"
+_STORIES = re.compile(r"^tests/participants/every_store/.*\[(?P<pair>\w+-\w+)[-\]]")
+"""What runs on services that are started once for each pair of a store and a storage."""
 _OF_ALL_PAGES = {"test_frame", "test_signed_in", "test_usable"}
 _FIRST = (
     SHARED_SPARK,
@@ -54,4 +56,6 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist is not type
     """`--dist loadfile`, but for the files that belong together."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if story := _STORIES.match(nodeid):
+            return f"stories on {story['pair']}"
         return work_of(super()._split_scope(nodeid))

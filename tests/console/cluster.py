@@ -6,11 +6,11 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import metatxn
 from coordinator.service import CoordinatorService
@@ -24,32 +24,10 @@ from metatxn.service.exposure import Exposure
 from metatxn.transport.pool import HttpTransport
 from metatxn.wire.ids import TxnId
 from participants.service import BrokerService
+from tests.services_thread import Loop
 
-T = TypeVar("T")
 SCHEMA = Path(__file__).parents[2] / "ops" / "audit-log.schema.json"
 VERBS = json.loads(SCHEMA.read_text())["properties"]["verb"]["enum"]
-
-
-class Loop:
-    """An event loop in a thread of its own."""
-
-    def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="services")
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def block(self, until: threading.Event) -> None:
-        """Run nothing else until this is set."""
-        self._loop.call_soon_threadsafe(until.wait)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 class AwayStore(MemoryStore):

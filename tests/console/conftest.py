@@ -12,10 +12,11 @@ import metatxn
 from metatxn.console import live
 from metatxn.service.exposure import open_exposure
 from tests.console.browser import Visitor, running_browser
-from tests.console.cluster import ConsoleCluster, Loop
+from tests.console.cluster import ConsoleCluster
 from tests.console.forms import Sender
 from tests.console.life import Life, lived
 from tests.service.security import TokenFile
+from tests.services_thread import Loop
 
 
 @dataclass(frozen=True, slots=True)

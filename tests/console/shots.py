@@ -19,7 +19,8 @@ import metatxn
 from metatxn.service.throughput import LOOK_EVERY_MS, REMEMBERED
 from metatxn.wire.position import Position
 from tests.console.browser import Visitor, running_browser
-from tests.console.cluster import ConsoleCluster, Loop
+from tests.console.cluster import ConsoleCluster
+from tests.services_thread import Loop
 
 SIZE = {"width": 1180, "height": 760}
 PAID_AT = "2026-03-02T09:04:00"

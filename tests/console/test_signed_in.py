@@ -21,10 +21,11 @@ from playwright.sync_api import Browser, Locator, Page, expect
 import metatxn
 from metatxn.words import short_id
 from tests.console.browser import Visitor
-from tests.console.cluster import SCHEMA, ConsoleCluster, Loop
+from tests.console.cluster import SCHEMA, ConsoleCluster
 from tests.console.conftest import Secured
 from tests.console.life import Life
 from tests.console.test_frame import sign_in
+from tests.services_thread import Loop
 
 TOPIC = "shop"
 STOPS_AT_MOST = 150

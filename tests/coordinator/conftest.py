@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -58,13 +58,6 @@ async def truth() -> AsyncIterator[MemoryStore]:
     yield store
     await check_records(store)
     await store.close()
-
-
-@pytest.fixture(scope="session")
-def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """For tests that leave the server alone; each works under a root of its own."""
-    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
 
 
 @pytest.fixture

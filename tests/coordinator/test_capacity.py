@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import pytest
@@ -39,12 +39,6 @@ from tests.servers import ZooKeeperServer
 WIDE = "\N{GRINNING FACE}"
 """A character of four bytes, and of twelve in a key."""
 LONGEST_OWNER, LONGEST_KEY = WIDE * 256, WIDE * MAX_KEY_LENGTH
-
-
-@pytest.fixture(scope="module")
-def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
 
 
 @pytest.fixture

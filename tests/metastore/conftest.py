@@ -8,26 +8,12 @@ import pytest
 
 from metastore.api import MetadataStore
 from tests.metastore.factories import FACTORIES, Backend
-from tests.servers import EtcdServer, ZooKeeperServer, pyspark_zookeeper
-
-
-@pytest.fixture(scope="session")
-def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """For tests that leave the server alone; each works under a root of its own."""
-    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """For tests that leave the server alone; each works under a root of its own."""
-    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
+from tests.servers import ZooKeeperServer, pyspark_zookeeper
 
 
 @pytest.fixture(scope="session")
 def zookeeper_pyspark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """The same, in the version that travels with pyspark."""
+    """As `zookeeper_server`, in the version that travels with pyspark."""
     with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper"), class_path=pyspark_zookeeper()) as server:
         yield server
 

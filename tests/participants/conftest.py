@@ -6,7 +6,7 @@ On each kind of device, that is. A test of what only local files can do says so:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +34,6 @@ async def world(tmp_path: Path, device: DeviceKind) -> AsyncIterator[World]:
     world = World(tmp_path, device)
     yield world
     await world.close()
-
-
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from tests.mutants.guards.removal import REMOVALS
 from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.schemas import SCHEMAS
 from tests.mutants.guards.service import SERVICE
+from tests.mutants.guards.stories import STORIES
 from tests.mutants.guards.versions import VERSIONS
 
 GUARDS = (
@@ -56,6 +57,7 @@ GUARDS = (
     *SCHEMAS,
     *QUOTAS,
     *REMOVALS,
+    *STORIES,
     *CLIENT,
     *CONNECTOR,
     *OPERATING,

@@ -8,7 +8,7 @@ for byte. There are more of them than one apply of the restore has.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -36,16 +36,14 @@ TOPIC = paths.topic("public/default/t")
 LEAPT = (paths.ID_SEQUENCES, paths.TRANSACTION_KEYS, paths.SEGMENT_OWNERS, paths.TOPICS)
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
-        yield f"etcd://{server.endpoint}"
+@pytest.fixture
+def etcd(etcd_server: EtcdServer) -> str:
+    return f"etcd://{etcd_server.endpoint}"
 
 
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield f"zk://{server.endpoint}"
+@pytest.fixture
+def zookeeper(zookeeper_server: ZooKeeperServer) -> str:
+    return f"zk://{zookeeper_server.endpoint}"
 
 
 @pytest.fixture

@@ -1,0 +1,46 @@
+"""Each story runs once for each kind of store with each kind of storage. All stories of a pair share the services."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.participants.every_store.running import Running, running
+from tests.servers import S3Server
+
+STORES = ("sqlite", "etcd", "zookeeper")
+STORAGES = ("files", "objects")
+
+
+@pytest.fixture(scope="session", params=itertools.product(STORES, STORAGES), ids="-".join)
+def running_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The store is a real server, or a file; the storage is local files, or objects in a server that speaks S3."""
+    store, storage = request.param
+    directory = tmp_path_factory.mktemp(f"{store}-{storage}")
+    name = secrets.token_hex(6)
+    if store == "sqlite":
+        url = f"sqlite:///{directory}/metadata.db"
+    else:
+        server = request.getfixturevalue(f"{store}_server")
+        url = f"{'etcd' if store == 'etcd' else 'zk'}://{server.endpoint}/{name}"
+    place: dict[str, Any] = {"data_dir": directory / "ledgers"}
+    with pytest.MonkeyPatch.context() as patch:
+        if storage == "objects":
+            s3: S3Server = request.getfixturevalue("s3_server")
+            for variable, value in s3.environment.items():
+                patch.setenv(variable, value)
+            place = {"storage": f"s3://{s3.BUCKET}/{name}"}
+        with running(url, directory, place) as services:
+            yield services
+            assert services.findings() == []
+
+
+@pytest.fixture
+def cluster(running_cluster: Running) -> Iterator[Running]:
+    """With no topic in it. Those that are left are deleted, so that no pass looks at them any more."""
+    yield running_cluster
+    running_cluster.delete_topics()
