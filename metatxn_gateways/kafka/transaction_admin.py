@@ -25,9 +25,9 @@ from metatxn.wire.names import topic_of_segment
 from metatxn_gateways.kafka.cluster import KafkaCluster
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, require_right
-from metatxn_gateways.kafka.produce import epoch_and_sequence
 from metatxn_gateways.kafka.producers import EPOCH, KEY_PREFIX, ProducerSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
+from metatxn_gateways.kafka.sequences import epoch_and_sequence
 from participants.segment.segment import Segment
 
 _NO_TIME = timedelta(0)
@@ -211,7 +211,8 @@ async def _active(response: CallResponse, segment: Segment) -> list[Any]:
         last[producer] = max(last.get(producer, -1), sequence + remembered.count - 1)
         tracked = segment.buffer.get(scope.txn_id) if scope.txn_id is not None else None
         if tracked is not None and tracked.first_frame is not None and tracked.decision is None:
-            begun[producer] = await segment.offsets.first_of(tracked.first_frame)
+            first = await segment.offsets.first_of(tracked.first_frame)
+            begun[producer] = -1 if first is None else first
     return [
         response.make(
             "ProducerState",

@@ -46,11 +46,14 @@ class OffsetIndex:
         """The offset of the first message after the entry at `position`, or of the next one to come."""
         return await self._until_found(lambda: self._after(position))
 
-    async def first_of(self, position: Position) -> int:
-        """The offset of the first message of an entry."""
+    async def first_of(self, position: Position) -> int | None:
+        """The offset of the first message of an entry, or None if the entry is gone: it was trimmed, or left out."""
         if position.ledger == self._open.ledger:
             return self._open.after(position.entry - 1)
-        return await self._until_found(lambda: self._first_of(position))
+        try:
+            return await self._first_of(position)
+        except (errors.PositionTrimmed, LeftOut):  # and it never comes back
+            return None
 
     async def place_of(self, offset: int) -> Position:
         """The place before the first entry with a message at `offset` or after it."""

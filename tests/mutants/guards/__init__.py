@@ -30,6 +30,7 @@ from tests.mutants.guards.rewriting import REWRITING
 from tests.mutants.guards.schemas import SCHEMAS
 from tests.mutants.guards.service import SERVICE
 from tests.mutants.guards.versions import VERSIONS
+from tests.mutants.guards.waves import WAVES
 
 GUARDS = (
     *SERVICE,
@@ -57,6 +58,7 @@ GUARDS = (
     *OPERATING,
     *CONSOLE,
     *GATEWAYS,
+    *WAVES,
     *PULSAR,
     *VERSIONS,
     *BACKUPS,
