@@ -6,8 +6,7 @@ transactional id · acks · timeout · [topic · [partition · record batch]]
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from weakref import WeakValueDictionary
+from dataclasses import dataclass
 
 from crc32c import crc32c
 
@@ -26,18 +25,19 @@ from metatxn.wire.record_batches import (
     TRANSACTIONAL,
     decode_columns,
 )
-from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError, as_known, code_of
+from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, as_known, code_of
 from metatxn_gateways.kafka.cutting import Cutter, ReplyWriter
-from metatxn_gateways.kafka.partitions import Partitions, require_right
+from metatxn_gateways.kafka.partitions import Partitions, own_name, require_right
 from metatxn_gateways.kafka.producers import EPOCH, Producers, TransactionalProducer
+from metatxn_gateways.kafka.sequences import Arrived, NotTheFollowing, sequence_in_epoch
+from metatxn_gateways.kafka.turns import Turns
+from metatxn_gateways.kafka.waves import Waves
 from metatxn_gateways.listener import MalformedRequest, Reply
-from participants.segment.dedup import Scope
 from participants.segment.segment import Segment
 
 VERSIONS = range(3, 12)
 FLEXIBLE = 9
 _ZSTD = 4
-_SEQUENCES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,6 @@ class SentBatch:
     producer_id: int
     producer_epoch: int
     sequence: int
-
-
-def sequence_in_epoch(epoch: int, sequence: int) -> int:
-    """The sequence of an entry: in Kafka each epoch of a producer has its own sequences, which begin at 0."""
-    return epoch * _SEQUENCES + sequence
-
-
-def epoch_and_sequence(sequence: int) -> tuple[int, int]:
-    return divmod(sequence, _SEQUENCES)
-
-
-def _behind(sequence: int, count: int) -> int:
-    """The sequence of the next batch in the same epoch."""
-    epoch, first = epoch_and_sequence(sequence)
-    return sequence_in_epoch(epoch, (first + count) % _SEQUENCES)
 
 
 def cut_produce(cutter: Cutter) -> _Asked:
@@ -123,21 +108,21 @@ def checked(payload: memoryview) -> SentBatch:
     return SentBatch(count, bool(attributes & TRANSACTIONAL), producer, epoch, sequence)
 
 
-class Turns:
-    """The partitions of one connection. Each one's lock is held from the arrival of a batch until its publish has
-    begun; it is fair, so the publishes begin in the order in which the requests came."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
-
-    def of(self, topic: str, partition: int) -> asyncio.Lock:
-        return self._locks.setdefault((topic, partition), asyncio.Lock())
+def identity(payload: memoryview) -> tuple[int, int] | None:
+    """The producer id of a batch and its sequence, which includes the epoch, as its header says, whatever else is wrong
+    with it. None if it has none."""
+    if len(payload) < HEADER.size:
+        return None
+    _, _, _, magic, _, _, _, _, _, producer, epoch, sequence, _ = HEADER.unpack_from(payload)
+    known = magic == MAGIC and producer >= 0 and epoch >= 0 and sequence >= 0
+    return (producer, sequence_in_epoch(epoch, sequence)) if known else None
 
 
 class Produce:
     def __init__(self, partitions: Partitions, producers: Producers) -> None:
         self._partitions = partitions
         self._producers = producers
+        self._waves = Waves(producers)
 
     async def answer(self, version: int, cutter: Cutter, head: bytes, turns: Turns, caller: Principal) -> Reply | None:
         """The answer, or None if the client wants none. Then an error closes the connection, because nothing else can
@@ -157,33 +142,89 @@ class Produce:
 
     async def _result(self, part: _Part, transactional_id: str | None, turns: Turns, caller: Principal) -> _Result:
         try:
-            return await self._appended(part, transactional_id, turns, caller)
+            require_right(caller, "produce", part.topic)
+            found = identity(part.batch or memoryview(b""))
+            if found is None:
+                return await self._appended(part, turns)
+            return await self._appended_in_order(part, found, transactional_id, turns, caller)
         except REFUSALS as error:
             return _Result(as_known(code_of(error), known=False))
 
-    async def _appended(self, part: _Part, transactional_id: str | None, turns: Turns, caller: Principal) -> _Result:
-        require_right(caller, "produce", part.topic)
+    async def _appended(self, part: _Part, turns: Turns) -> _Result:
+        """Append the batch of a producer that has no id."""
+        async with turns.of(own_name(part.topic), part.partition):
+            batch, payload, segment = await self._checked(part)
+            if batch.transactional:
+                raise KafkaError(KafkaCode.INVALID_TXN_STATE)
+            publish = _published(segment, Entry(payload, PayloadKind.KAFKA, batch.count))
+            begun = asyncio.ensure_future(publish)  # tasks begin in the order in which they are made
+        return await self._placed(segment, await begun)
+
+    async def _appended_in_order(
+        self, part: _Part, found: tuple[int, int], transactional_id: str | None, turns: Turns, caller: Principal
+    ) -> _Result:
+        """Append the batch of an idempotent producer, whose id and sequence are `found`, behind the one before it.
+
+        What was appended before is in the table of the segment, also after a restart. A producer that is not in it may
+        begin anywhere. One that gave up a batch increments its epoch by itself, and then begins with sequence 0: so the
+        epoch is a part of the sequence.
+        """
+        sequences = self._waves.sequences(own_name(part.topic), part.partition, found[0])
+        async with turns.of(own_name(part.topic), part.partition):
+            try:
+                segment, arrived = await self._arrived(part, transactional_id, caller)
+            except BaseException:
+                sequences.refused(found[1])
+                raise
+            try:
+                self._waves.begin(segment, sequences, arrived, turns)
+                out_of_order = False
+            except NotTheFollowing:
+                out_of_order = True
+        if out_of_order:
+            return await self._placed(segment, await self._retried(segment, arrived))
+        return await self._placed(segment, await self._waves.place_of(sequences, arrived))
+
+    async def _arrived(self, part: _Part, transactional_id: str | None, caller: Principal) -> tuple[Segment, Arrived]:
+        batch, payload, segment = await self._checked(part)
+        producer = await self._producer_of(batch, transactional_id, caller)
+        txn_id = None if producer is None else await self._producers.open_transaction(producer)
+        if batch.producer_epoch < EPOCH or (batch.transactional and batch.producer_epoch > EPOCH):
+            raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
+        entry = Entry(
+            payload,
+            PayloadKind.KAFKA,
+            batch.count,
+            producer=f"kafka/{batch.producer_id}",
+            sequence=sequence_in_epoch(batch.producer_epoch, batch.sequence),
+        )
+        return segment, Arrived(entry, producer, txn_id)
+
+    async def _retried(self, segment: Segment, arrived: Arrived) -> Position:
+        """The place of a batch that seems to be out of order, if it was appended in a transaction that this process had
+        not heard of. Raises OUT_OF_ORDER_SEQUENCE_NUMBER if it was not, and as `Producers.open_transaction`, because
+        with a transaction that was lost the segment forgets what was sent before."""
+        if arrived.producer is not None:
+            following = await self._producers.open_transaction(arrived.producer, refused=arrived.txn_id)
+            if (position := arrived.appended_before(segment, following)) is not None:
+                return position
+        await segment.reader.assert_owned()  # a successor may have appended what is missing here
+        raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+
+    async def _placed(self, segment: Segment, position: Position) -> _Result:
+        """The answer for a batch that is durable. What was appended long ago may be gone, and its offset with it."""
+        offset = await segment.offsets.first_of(position)
+        if offset is None:
+            return _Result(KafkaCode.DUPLICATE_SEQUENCE_NUMBER)
+        return _Result(KafkaCode.NONE, offset, await self._partitions.start_of(segment))
+
+    async def _checked(self, part: _Part) -> tuple[SentBatch, memoryview, Segment]:
+        """A batch that may be appended, and where."""
         batch = checked(part.batch or memoryview(b""))
         assert part.batch is not None
-        async with turns.of(part.topic, part.partition):
-            segment = await self._partitions.segment(part.topic, part.partition)
-            await self._require_keys(segment, batch, part.batch)
-            producer = await self._producer_of(batch, transactional_id, caller)
-            txn_id = None if producer is None else await self._producers.open_transaction(producer)
-            idempotent = batch.producer_id >= 0
-            if idempotent and (batch.producer_epoch < EPOCH or (batch.transactional and batch.producer_epoch > EPOCH)):
-                raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
-            entry = Entry(
-                part.batch,
-                PayloadKind.KAFKA,
-                batch.count,
-                txn_id,
-                producer=f"kafka/{batch.producer_id}" if idempotent else None,
-                sequence=sequence_in_epoch(batch.producer_epoch, batch.sequence) if idempotent else None,
-            )
-            publish = self._in_sequence(segment, entry, batch, producer) if idempotent else self._plain(segment, entry)
-            begun = asyncio.ensure_future(publish)  # tasks begin in the order in which they are made
-        return _Result(KafkaCode.NONE, await begun, await self._partitions.start_of(segment))
+        segment = await self._partitions.segment(part.topic, part.partition)
+        await self._require_keys(segment, batch, part.batch)
+        return batch, part.batch, segment
 
     async def _require_keys(self, segment: Segment, batch: SentBatch, payload: memoryview) -> None:
         """In a topic that is compacted every record has a key: one without could never be removed. Only there are the
@@ -210,63 +251,12 @@ class Produce:
             raise KafkaError(KafkaCode.INVALID_TXN_STATE)
         return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch, caller)
 
-    async def _plain(self, segment: Segment, entry: Entry) -> int:
-        return await _first_offset(segment, await self._published(segment, entry, None))
 
-    async def _in_sequence(
-        self, segment: Segment, entry: Entry, batch: SentBatch, producer: TransactionalProducer | None
-    ) -> int:
-        """Publish one batch after the other, so that none is appended after one that is missing.
-
-        What was appended before is in the table of the segment, also after a restart. A producer that is not in it may
-        begin anywhere. One that gave up a batch increments its epoch by itself, and then begins with sequence 0: so the
-        epoch is a part of the sequence.
-        """
-        assert entry.producer is not None and entry.sequence is not None
-        sequences = self._producers.sequences(segment, batch.producer_id)
-        async with sequences.lock:
-            if sequences.following is None and (last := segment.dedup.last_of(entry.producer)) is not None:
-                sequences.following = _behind(*last)
-            known_epoch = None if sequences.following is None else epoch_and_sequence(sequences.following)[0]
-            if known_epoch is not None and batch.producer_epoch < known_epoch:
-                raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
-            if known_epoch is not None and batch.producer_epoch > known_epoch and batch.sequence == 0:
-                sequences.following = entry.sequence
-            scope = Scope(entry.txn_id, entry.writer, entry.producer)
-            repeated = segment.dedup.find(scope, entry.sequence, None)
-            if not repeated and sequences.following not in (None, entry.sequence):
-                if producer is not None:  # with its transaction the segment forgets what was sent before
-                    await self._producers.open_transaction(producer, refused=entry.txn_id)
-                await segment.reader.assert_owned()  # a successor may have appended what is missing here
-                raise KafkaError(KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-            position = await self._published(segment, entry, producer)
-            if sequences.following in (None, entry.sequence):  # also if it was appended, and the answer got lost
-                sequences.following = _behind(entry.sequence, batch.count)
-            return await _first_offset(segment, position)
-
-    async def _published(self, segment: Segment, entry: Entry, producer: TransactionalProducer | None) -> Position:
-        """Publish a batch. Another broker may have ended the transaction that this one knows, and begun the next
-        one."""
-        try:
-            return (await segment.publish(entry))[0]
-        except errors.NotAllowed:  # the topic has an exclusive producer
-            raise KafkaError(KafkaCode.TOPIC_AUTHORIZATION_FAILED) from None
-        except TRANSACTION_ENDED:
-            if producer is None:
-                raise
-            following = await self._producers.open_transaction(producer, refused=entry.txn_id)
-            if following == entry.txn_id:
-                raise
-            return (await segment.publish(replace(entry, txn_id=following)))[0]
-
-
-async def _first_offset(segment: Segment, position: Position) -> int:
-    """The offset of a batch. Raises DUPLICATE_SEQUENCE_NUMBER for one that was sent again, and of which only the table
-    of sequences knows: it was trimmed or compacted away. Clients take that for a success without an offset."""
-    first = await segment.offsets.first_of(position)
-    if first is None:
-        raise KafkaError(KafkaCode.DUPLICATE_SEQUENCE_NUMBER)
-    return first
+async def _published(segment: Segment, entry: Entry) -> Position:
+    try:
+        return (await segment.publish(entry))[0]
+    except errors.NotAllowed:  # the topic has an exclusive producer
+        raise KafkaError(KafkaCode.TOPIC_AUTHORIZATION_FAILED) from None
 
 
 def _encoded(version: int, parts: list[_Part], results: list[_Result], head: bytes) -> Reply:

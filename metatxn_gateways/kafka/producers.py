@@ -1,4 +1,4 @@
-"""Kafka's producers: their ids, their sequences, and the transaction that each has open (DESIGN §5.22).
+"""Kafka's producers: their ids, and the transaction that each has open (DESIGN §5.22).
 
     transactional.id   a transaction key `kafka:<id>` of the principal; its session names the producer id that holds it
     InitProducerId     connect: the predecessor is fenced, and its transaction aborted, in one apply
@@ -93,25 +93,11 @@ class ProducerSession:
         return cls(*map(int, numbers))
 
 
-@dataclass(slots=True, weakref_slot=True)
-class Sequences:
-    """The sequences of one producer in one partition. `following` is the sequence of its next batch, or None before the
-    first."""
-
-    following: int | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class Producers:
     def __init__(self, store: MetadataStore, transactions: Transactions) -> None:
         self._store = store
         self._transactions = transactions
         self._transactional: RecentlyUsed[int, TransactionalProducer] = RecentlyUsed(REMEMBERED_PRODUCERS)
-        self._sequences: RecentlyUsed[tuple[str, int, int], Sequences] = RecentlyUsed(REMEMBERED_PRODUCERS)
-
-    def sequences(self, segment: Segment, producer_id: int) -> Sequences:
-        """The sequences for this opening of the segment: in between another broker may have appended."""
-        return self._sequences.setdefault((segment.id, segment.ownership.generation, producer_id), Sequences())
 
     # -- who holds a transactional id ----------------------------------------------------------------------------
 

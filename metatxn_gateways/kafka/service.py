@@ -38,13 +38,14 @@ from metatxn_gateways.kafka.group_calls import GroupCalls
 from metatxn_gateways.kafka.metrics import KafkaMetrics
 from metatxn_gateways.kafka.offsets import CommittedOffsets
 from metatxn_gateways.kafka.partitions import Partitions
-from metatxn_gateways.kafka.produce import Produce, Turns
+from metatxn_gateways.kafka.produce import Produce
 from metatxn_gateways.kafka.producers import Producers
 from metatxn_gateways.kafka.requests import OFFERED, KafkaRequest
 from metatxn_gateways.kafka.sasl import SaslSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse, is_flexible, read_call
 from metatxn_gateways.kafka.topic_calls import TopicCalls
 from metatxn_gateways.kafka.transaction_admin import TransactionAdmin
+from metatxn_gateways.kafka.turns import Turns
 from metatxn_gateways.listener import MAX_CONNECTIONS, FrameConnection, FrameServer, MalformedRequest, Reply
 from metatxn_gateways.serving import ServingBroker
 from participants.broker.broker import Broker
@@ -203,7 +204,16 @@ class KafkaListener:
             await broker.announcement.name_kafka(None)
 
     def _connect(self, link: FrameConnection | None = None) -> Callable[[memoryview], Awaitable[Reply | None]]:
-        return partial(self._answer, _Connection(SaslSession(self._authenticator, self._clock, link)))
+        connection = _Connection(SaslSession(self._authenticator, self._clock, link))
+        if link is not None:
+            session_lost = link.on_lost
+
+            def lost() -> None:
+                session_lost()
+                connection.turns.end()
+
+            link.on_lost = lost
+        return partial(self._answer, connection)
 
     async def _answer(self, connection: _Connection, received: memoryview) -> Reply | None:
         cutter = Cutter(received)
@@ -252,9 +262,11 @@ class KafkaListener:
         """A request waits until the quota of its principal lets it pass. Those after it on its connection wait with
         it, so that they stay in order."""
         quotas = self._service.quotas
-        if api_key in _FREE or not quotas.active:
+        if api_key in _FREE:
             return None
         async with connection.waiting:
+            if not quotas.active:
+                return None
             amounts = ("requests_per_second", *_MOVED.get(api_key, []))
             return await quotas.begin_later(connection.session.caller().name, amounts, size)
 

@@ -25,9 +25,9 @@ from metatxn.wire.names import topic_of_segment
 from metatxn_gateways.kafka.cluster import KafkaCluster
 from metatxn_gateways.kafka.codes import REFUSALS, KafkaCode, KafkaError, code_of, error_code
 from metatxn_gateways.kafka.partitions import Partitions, kafka_name, require_right
-from metatxn_gateways.kafka.produce import epoch_and_sequence
 from metatxn_gateways.kafka.producers import EPOCH, KEY_PREFIX, ProducerSession
 from metatxn_gateways.kafka.schemas import CallRequest, CallResponse
+from metatxn_gateways.kafka.sequences import epoch_and_sequence
 from participants.segment.segment import Segment
 
 _NO_TIME = timedelta(0)

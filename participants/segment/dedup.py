@@ -157,7 +157,7 @@ class DedupTable:
         self._producers: OrderedDict[Scope, dict[int, tuple[Remembered, ...]]] = OrderedDict()
         self._remembered = 0
         self._transactions: dict[TxnId, dict[Scope, dict[int, tuple[Remembered, ...]]]] = {}
-        self._in_flight: dict[tuple[Scope, int], asyncio.Task[Position]] = {}
+        self._in_flight: dict[tuple[Scope, int], asyncio.Future[Position]] = {}
 
     def knows(self, scope: Scope, sequence: int) -> bool:
         """Whether any entry was appended under the sequence."""
@@ -193,13 +193,13 @@ class DedupTable:
             highest[own] = max(highest[own], sequence)
         return Behind(highest[True], highest[False])
 
-    def all_in_flight(self, scope: Scope) -> list[asyncio.Task[Position]]:
+    def all_in_flight(self, scope: Scope) -> list[asyncio.Future[Position]]:
         return [publish for (its_scope, _), publish in self._in_flight.items() if its_scope == scope]
 
-    def in_flight(self, scope: Scope, sequence: int) -> asyncio.Task[Position] | None:
+    def in_flight(self, scope: Scope, sequence: int) -> asyncio.Future[Position] | None:
         return self._in_flight.get((scope, sequence))
 
-    def begin(self, scope: Scope, sequence: int, publish: asyncio.Task[Position]) -> None:
+    def begin(self, scope: Scope, sequence: int, publish: asyncio.Future[Position]) -> None:
         key = (scope, sequence)
         self._in_flight[key] = publish
         publish.add_done_callback(lambda _: self._in_flight.pop(key, None))

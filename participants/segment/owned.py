@@ -291,7 +291,7 @@ class OwnedSegment:
         outcome is unknown."""
         return await self.answer(self.spawn(work))
 
-    async def answer(self, work: asyncio.Task[T]) -> T:
+    async def answer(self, work: asyncio.Future[T]) -> T:
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -8,11 +8,14 @@ The first entry of a writer in a transaction is covered by its intent, one guard
 later entries: each of them only has to learn that the transaction took operations after the entry had arrived (DESIGN
 §5.1). Between "not decided meanwhile?" and "append begun" nothing is awaited. A decision may overtake the store's
 answer; then the publish is refused although its intent was stored, and the materializer deletes the record.
+
+Entries that are published in order, as a *wave*, are covered together, and their appends begin in one step.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +50,24 @@ class Hold:
     backlog: str
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a wave: the positions of its first entries, which are durable, and why the others were not
+    appended; None if all of them are."""
+
+    positions: list[Position]
+    failure: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The appends of the first entries of a wave, which have begun, and why those of the others have not."""
+
+    transaction: TrackedTransaction | None
+    appends: list[Append]
+    failure: Exception | None = None
+
+
 class Publisher:
     """See the module docstring."""
 
@@ -55,7 +76,7 @@ class Publisher:
         self._clock = clock
         self._metrics = metrics
         self.admission = Admission(segment)
-        self._publishes: set[asyncio.Task[Position]] = set()
+        self._publishes: set[asyncio.Task[Any]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
         """The publishes whose append was begun, until its result is recorded."""
         self.appending = asyncio.Lock()
@@ -115,6 +136,61 @@ class Publisher:
         if entry.sequence is not None:
             self._segment.dedup.begin(scope, entry.sequence, publish)
         return await self._segment.answer(publish), False
+
+    async def publish_in_order(self, entries: Sequence[Entry]) -> Published:
+        """Append a wave: entries of one scope, each with a sequence, one behind the other. They share one answer of the
+        store and, up to the size of a group, one sync. If one is not appended, none behind it is.
+
+        The caller sends one wave of a scope at a time, and has looked for retries: an entry that is there already, or
+        is being published otherwise, ends the wave with OUTCOME_UNKNOWN.
+
+        When this returns, the entries that have a position are durable. The others failed with an error of `publish`,
+        which says about the first of them what it says there, and of those behind it nothing was appended.
+        """
+        first = entries[0]
+        scope = Scope(first.txn_id, first.writer, first.producer)
+        try:
+            self._segment.assert_serving()
+            if not self.admission.admits(first):
+                await self.admission.look_again(first)
+                self._segment.assert_serving()
+            if self.closing or self._segment.ledgers.open is None:
+                raise await self._sealed()
+        except (errors.MetatxnError, MetastoreError) as error:
+            return Published([], error)
+        admitted, failure = self._first_admitted(entries, scope)
+        if not admitted:
+            return Published([], failure)
+        wave = self._segment.spawn(self._publish_wave(admitted, scope))
+        self._publishes.add(wave)
+        wave.add_done_callback(self._publishes.discard)
+        try:
+            published = await self._segment.answer(wave)
+        except errors.OutcomeUnknown as error:  # the segment was closed
+            return Published([], error)
+        return published if published.failure is not None else Published(published.positions, failure)
+
+    def _first_admitted(self, entries: Sequence[Entry], scope: Scope) -> tuple[list[Entry], Exception | None]:
+        """The first entries of a wave, up to the one that may not be appended, and why not."""
+        admitted: list[Entry] = []
+        dedup = self._segment.dedup
+        for entry in entries:
+            assert entry.sequence is not None and entry.behind is None
+            try:
+                self._assert_format(entry)
+                _assert_within_bounds(entry)
+                self._assert_admitted(entry)
+                self._assert_room(entry)
+                if dedup.knows(scope, entry.sequence) or dedup.in_flight(scope, entry.sequence) is not None:
+                    raise errors.OutcomeUnknown(
+                        f"sequence {entry.sequence} is being published by another request",
+                        action="Send it again, with the same sequence.",
+                        segment=self._segment.id,
+                    )
+            except errors.MetatxnError as error:
+                return admitted, error
+            admitted.append(entry)
+        return admitted, None
 
     def _assert_format(self, entry: Entry) -> None:
         """Check the kind of an entry: a segment with offsets takes only batches, and no other one takes them."""
@@ -185,26 +261,62 @@ class Publisher:
         return None
 
     async def _publish(self, entry: Entry, scope: Scope) -> Position:
-        if entry.txn_id is None:
+        begun = await self._begin([entry], scope)
+        if begun.failure is not None:
+            raise begun.failure
+        return await self._until_durable(begun.appends[0], entry, scope, begun.transaction)
+
+    async def _publish_wave(self, entries: Sequence[Entry], scope: Scope) -> Published:
+        landing: dict[int, asyncio.Future[Position]] = {}
+        for entry in entries:  # whoever publishes one of them otherwise, joins it
+            assert entry.sequence is not None
+            landing[entry.sequence] = landed = asyncio.get_running_loop().create_future()
+            self._segment.dedup.begin(scope, entry.sequence, landed)
+        positions: list[Position] = []
+        failure: Exception | None = None
+        try:
+            begun = await self._begin(entries, scope)
+            failure = begun.failure
+            for append in begun.appends:
+                append.durable.add_done_callback(_looked_at)  # if the segment closes, not all of them are waited for
+            for entry, append in zip(entries, begun.appends, strict=False):
+                assert entry.sequence is not None
+                try:  # each of them, because each tells the transaction that it has ended
+                    position = await self._until_durable(append, entry, scope, begun.transaction)
+                except errors.MetatxnError as error:
+                    failure = error if failure is begun.failure else failure
+                    continue
+                assert failure is begun.failure, "what follows a failed append has failed with it"
+                positions.append(position)
+                landing[entry.sequence].set_result(position)
+        finally:
+            for landed in landing.values():
+                landed.cancel()
+        return Published(positions, failure)
+
+    async def _begin(self, entries: Sequence[Entry], scope: Scope) -> _Begun:
+        """Begin the appends of entries of one scope, in one step. On failure of the first one none was begun."""
+        txn_id = scope.txn_id
+        if txn_id is None:
             async with self.appending:
-                append = self._begin_append(entry)
-            return await self._until_durable(append, entry, scope, None)
-        if (final := self._segment.mirror.final(entry.txn_id)) is not None:
-            raise refusal(entry.txn_id, final[0])
-        transaction = self._segment.track(entry.txn_id)
+                return self._begin_appends(None, None, entries)
+        if (final := self._segment.mirror.final(txn_id)) is not None:
+            return _Begun(None, [], refusal(txn_id, final[0]))
+        transaction = self._segment.track(txn_id)
         if transaction.decision is not None:
-            raise refusal(entry.txn_id, transaction.decision.header)
+            return _Begun(None, [], refusal(txn_id, transaction.decision.header))
         previous, arrived = self._arrive(scope)
         try:
             intent = self._segment.buffer.pin(transaction, self._segment.buffer.last_durable)
-            await self._cover(transaction, intent, entry)
+            await self._cover(transaction, intent, entries[0])
             if previous is not None:
                 await asyncio.shield(previous)
             async with self.appending:
-                append = self._begin_append_of(transaction, intent, entry)
+                return self._begin_appends(transaction, intent, entries)
+        except (errors.MetatxnError, MetastoreError) as error:
+            return _Begun(transaction, [], error)
         finally:
             self._has_arrived(scope, previous, arrived)
-        return await self._until_durable(append, entry, scope, transaction)
 
     async def _cover(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
         """Cover the entry by its writer's intent, which the first entry stores. On any failure the pin is dropped
@@ -250,6 +362,24 @@ class Publisher:
             raise self._refused_by(transaction, standing.header)
         if standing.prepared:
             raise prepared_refusal(transaction.txn_id)
+
+    def _begin_appends(
+        self, transaction: TrackedTransaction | None, intent: int | None, entries: Sequence[Entry]
+    ) -> _Begun:
+        """Begin the appends, with no await in between. `intent` is what has covered the entries."""
+        begun: list[Append] = []
+        for entry in entries:
+            try:
+                if transaction is None:
+                    append = self._begin_append(entry)
+                else:
+                    intent = intent or self._segment.buffer.pin(transaction, self._segment.buffer.last_durable)
+                    append = self._begin_append_of(transaction, intent, entry)
+                    intent = None
+            except (errors.MetatxnError, ValueError) as error:
+                return _Begun(transaction, begun, error)
+            begun.append(append)
+        return _Begun(transaction, begun)
 
     def _begin_append_of(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> Append:
         """Check the decision a last time and begin the append, with no await in between (DESIGN §5.5)."""
@@ -417,6 +547,12 @@ class Publisher:
         if header is not None:
             self._segment.decide(transaction, Decision(header))
         return refusal(transaction.txn_id, header)
+
+
+def _looked_at(durable: asyncio.Future[None]) -> None:
+    """Retrieve a failure."""
+    if not durable.cancelled():
+        durable.exception()
 
 
 def _assert_within_bounds(entry: Entry) -> None:

@@ -7,7 +7,7 @@ Used only from the event loop of its process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -34,7 +34,7 @@ from participants.segment.dedup import KeyHashes, unknown_hashes
 from participants.segment.hidden import HiddenEntries
 from participants.segment.offset_index import OffsetIndex
 from participants.segment.owned import OwnedSegment, Ownership
-from participants.segment.publishing import Publisher
+from participants.segment.publishing import Published, Publisher
 from participants.segment.reading import SegmentReader
 from participants.segment.record_times import RecordTimes
 from participants.txn.buffer import Decision, TrackedTransaction, TransactionBuffer
@@ -160,6 +160,10 @@ class Segment(OwnedSegment):
     ) -> tuple[Position, bool]:
         """See `Publisher.publish`."""
         return await self.publisher.publish(entry, hashes, misfit=misfit)
+
+    async def publish_in_order(self, entries: Sequence[Entry]) -> Published:
+        """See `Publisher.publish_in_order`."""
+        return await self.publisher.publish_in_order(entries)
 
     async def learn_producer(self) -> None:
         """See `Publisher.learn_producer`."""

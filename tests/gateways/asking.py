@@ -11,7 +11,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from crc32c import crc32c
 from kio.index import load_payload_module
@@ -21,6 +21,7 @@ from kio.static.constants import EntityType
 from metatxn.wire.record_batches import KafkaRecord, decode_records
 from metatxn_gateways.kafka.schemas import _entity
 from metatxn_gateways.kafka.service import KafkaListener
+from metatxn_gateways.listener import FrameConnection
 from participants.messages.batches import encode_batch
 
 PRODUCER = struct.Struct(">qhi")
@@ -166,6 +167,10 @@ class Asking:
         if holder is not None:
             producer, attributes = holder.producer_id, TRANSACTIONAL
         records = batch(*values, producer=producer, sequence=sequence, attributes=attributes, epoch=epoch)
+        return await self.append(topic, partition, records, holder)
+
+    async def append(self, topic: str, partition: int, records: bytes, holder: Holder | None = None) -> tuple[int, int]:
+        """The code, and the offset of the first record, of any bytes in the place of a batch."""
         part = made(0, 8, "PartitionProduceData", index=partition, records=records)
         data = made(0, 8, "TopicProduceData", name=topic, partition_data=(part,))
         name = None if holder is None else holder.transactional_id
@@ -291,6 +296,27 @@ class Asking:
     async def metadata(self, *topics: str) -> Any:
         wanted = tuple(made(3, 7, "MetadataRequestTopic", name=each) for each in topics)
         return await self.ask(3, 7, made(3, 7, "MetadataRequest", topics=wanted, allow_auto_topic_creation=False))
+
+
+class Link:
+    """What a listener wants of a connection. `on_lost` closes it."""
+
+    peer = "client:1"
+
+    def __init__(self) -> None:
+        self.on_lost: Callable[[], None] = lambda: None
+
+
+def on_one_connection(gateway: HasListener, link: Link | None = None) -> Asking:
+    """Calls on one connection. What is asked for first arrives first."""
+    handle = gateway.listener._connect(cast(FrameConnection, link or Link()))
+
+    async def ask(api_key: int, version: int, entity: Any) -> Any:
+        parts = await handle(framed(api_key, version, entity))
+        assert parts is not None
+        return read_answer(api_key, version, b"".join(parts))
+
+    return Asking(ask)
 
 
 def _offset_topics(api_key: int, version: int, kind: str, offsets: Mapping[tuple[str, int], int]) -> Sequence[Any]:

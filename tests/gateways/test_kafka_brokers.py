@@ -19,7 +19,7 @@ from metatxn_gateways.kafka.cluster import node_at
 from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.service import KafkaListener
 from participants.broker.placement import wanted
-from tests.gateways.asking import Asking, Holder, asked, worst
+from tests.gateways.asking import Asking, Holder, asked, on_one_connection, worst
 from tests.gateways.conftest import PATIENCE_S, Clients
 from tests.gateways.test_kafka_admin import delete_request
 from tests.gateways.transformer import INPUTS, Transformer, fill
@@ -340,6 +340,31 @@ async def test_transactions_follow_each_other_over_all_brokers(brokers: Brokers)
         assert await one.ask.add_partitions(holder, *(("t", each) for each in places.values())) == KafkaCode.NONE
     for leader, partition in places.items():
         assert await leader.ask.read("t", partition, 6) == [b"0", b"1", b"4", b"5"]
+
+
+async def test_a_wave_goes_on_in_the_following_transaction_as_a_whole(brokers: Brokers) -> None:
+    """Its leader has not heard of the transaction's end, nor of the next one."""
+    await brokers.create(segments=1)
+    leader = await brokers.leader(0)
+    coordinator = brokers.other(leader)
+    holder = await begun(coordinator, 0)
+    asking = on_one_connection(leader)
+
+    def send(*numbers: int) -> list[asyncio.Task[tuple[int, int]]]:
+        return [
+            asyncio.ensure_future(asking.produce("t", 0, b"%d" % number, holder=holder, sequence=number))
+            for number in numbers
+        ]
+
+    assert await asyncio.gather(*send(0, 1)) == [(0, 0), (0, 1)]
+    leader.process.store.events_flow.clear()
+    assert not await coordinator.ask.end(holder, commit=True)
+    assert not await coordinator.ask.add_partitions(holder, ("t", 0))
+    assert await asyncio.gather(*send(2, 3, 4, 5)) == [(0, number) for number in range(2, 6)]
+    leader.process.store.events_flow.set()
+    assert await asyncio.gather(*send(2, 6)) == [(0, 2), (0, 6)]
+    assert not await coordinator.ask.end(holder, commit=True)
+    assert await leader.ask.read("t", 0, 7) == [b"%d" % number for number in range(7)]
 
 
 async def test_a_transaction_goes_on_when_its_coordinator_has_moved(brokers: Brokers) -> None:

@@ -83,6 +83,20 @@ async def test_produces_wait_in_their_order_and_nothing_else_does(gateway: Gatew
     assert limited.waited == ["bytes_in_per_second"] * 2, "one refusal of each that has waited"
 
 
+async def test_nothing_overtakes_what_waits_when_the_quota_ends(gateway: Gateway, limited: Limited) -> None:
+    await gateway.create("t")
+    await limited.limit(bytes_in_per_second=LIMIT)
+    client = limited.connection()
+    assert await client.produce("t", 0, LARGE) == (0, 0)
+    held = [asyncio.ensure_future(client.produce("t", 0, LARGE, value)) for value in (b"a", b"b")]
+    await until(lambda: bool(limited.waited))
+    store = gateway.world.store
+    await store.apply(store.batch().delete(paths.DEFAULT_QUOTA))
+    await until(lambda: not limited.quotas.active)
+    assert await client.produce("t", 0, b"c") == (0, 5)
+    assert [await each for each in held] == [(0, 1), (0, 3)]
+
+
 @pytest.mark.timeout(30)
 async def test_what_was_fetched_is_waited_for_afterwards(gateway: Gateway, limited: Limited) -> None:
     await gateway.create("t")

@@ -22,8 +22,8 @@ PROTOCOL = (
         "out-of-order-behind-a-lost-transaction",
         "5.22: a producer is told that its transaction was ended without it",
         "metatxn_gateways/kafka/produce.py",
-        "                    await self._producers.open_transaction(producer, refused=entry.txn_id)\n",
-        "                    pass\n",
+        "await self._producers.open_transaction(arrived.producer, refused=arrived.txn_id)\n",
+        "arrived.txn_id\n",
         workload="transforming",
     ),
     Mutant(
@@ -45,7 +45,7 @@ PROTOCOL = (
     Mutant(
         "epochs-share-their-sequences",
         "5.20: in each epoch a producer begins anew with its sequences",
-        "metatxn_gateways/kafka/produce.py",
+        "metatxn_gateways/kafka/sequences.py",
         "    return epoch * _SEQUENCES + sequence\n",
         "    return sequence\n",
         workload="transforming",
@@ -53,9 +53,17 @@ PROTOCOL = (
     Mutant(
         "kafkas-sequences-are-not-asked-for",
         "5.13: a batch that is sent again is not appended again",
-        "metatxn_gateways/kafka/produce.py",
-        '                producer=f"kafka/{batch.producer_id}" if idempotent else None,\n',
-        "                producer=None,\n",
+        "metatxn_gateways/kafka/sequences.py",
+        "        if not found:\n",
+        "        if True:\n",
+        workload="transforming",
+    ),
+    Mutant(
+        "batch-out-of-its-order",
+        "5.22: batches of a producer are appended in the order of their sequences",
+        "metatxn_gateways/kafka/sequences.py",
+        "            if arrived.sequence != self._following and not begins_an_epoch:\n",
+        "            if False:\n",
         workload="transforming",
     ),
     Mutant(

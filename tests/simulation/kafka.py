@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
 
 from metastore.api import MetadataStore
 from metatxn_gateways.kafka.requests import KafkaRequest
 from metatxn_gateways.kafka.service import DEFAULT_PORT, KafkaListener
-from metatxn_gateways.listener import Reply
+from metatxn_gateways.listener import FrameConnection, Reply
 from metatxn_gateways.serving import ServingBroker
-from tests.gateways.asking import Asking, framed, read_answer
+from tests.gateways.asking import Asking, Link, framed, read_answer
 from tests.simulation.network import Network, Request
 from tests.simulation.processes import Process
 from tests.simulation.world import World
@@ -51,7 +51,7 @@ class InProcessFrameServer:
         network: Network,
         process: Process,
         base: str,
-        connect: Callable[[], Callable[[memoryview], Awaitable[Reply | None]]],
+        connect: Callable[[FrameConnection], Callable[[memoryview], Awaitable[Reply | None]]],
     ) -> None:
         self._network = network
         self._process = process
@@ -66,7 +66,9 @@ class InProcessFrameServer:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         frame = memoryview(bytearray((await receive())["body"]))
-        answering = asyncio.ensure_future(self._connect()(frame))
+        link = Link()
+        answering = asyncio.ensure_future(self._connect(cast(FrameConnection, link))(frame))
+        answering.add_done_callback(lambda _: link.on_lost())
         hung_up = asyncio.ensure_future(receive())
         await asyncio.wait([answering, hung_up], return_when=asyncio.FIRST_COMPLETED)
         hung_up.cancel()

@@ -33,6 +33,7 @@ from tests.mutants.guards.schemas import SCHEMAS
 from tests.mutants.guards.service import SERVICE
 from tests.mutants.guards.stories import STORIES
 from tests.mutants.guards.versions import VERSIONS
+from tests.mutants.guards.waves import WAVES
 
 GUARDS = (
     *SERVICE,
@@ -63,6 +64,7 @@ GUARDS = (
     *OPERATING,
     *CONSOLE,
     *GATEWAYS,
+    *WAVES,
     *PULSAR,
     *VERSIONS,
     *BACKUPS,

@@ -123,8 +123,8 @@ DROPPING = (
         "batch-that-is-gone-is-looked-for-without-an-end",
         "5.18: a batch that is gone and is sent again is answered from the table of sequences",
         "metatxn_gateways/kafka/produce.py",
-        "    if first is None:\n        raise KafkaError(KafkaCode.DUPLICATE_SEQUENCE_NUMBER)\n",
-        "    if first is None:\n        return 0\n",
+        "            return _Result(KafkaCode.DUPLICATE_SEQUENCE_NUMBER)\n",
+        "            return _Result(KafkaCode.NONE, 0)\n",
         tests=(f"{_BY_KAFKA}::test_a_batch_that_is_gone_and_sent_again_is_answered_from_the_table_of_sequences",),
     ),
     Mutant(

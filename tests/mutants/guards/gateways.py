@@ -6,6 +6,8 @@ from tests.mutants.mutant import Edit, Mutant
 
 _CALLS = "tests/gateways/test_kafka_calls.py"
 _PRODUCE = "metatxn_gateways/kafka/produce.py"
+_SEQUENCES = "metatxn_gateways/kafka/sequences.py"
+_WAVES = "metatxn_gateways/kafka/waves.py"
 _COMMITS = "tests/gateways/test_kafka_offsets.py"
 _GROUPS = "tests/gateways/test_kafka_groups.py"
 _OFFSETS = "metatxn_gateways/kafka/offsets.py"
@@ -95,7 +97,7 @@ GATEWAYS = (
         "kafka-batch-without-the-right",
         "a batch of a client of Kafka's needs the right produce on its topic",
         _PRODUCE,
-        '        require_right(caller, "produce", part.topic)\n',
+        '            require_right(caller, "produce", part.topic)\n',
         "",
         tests=(f"{_SECURITY}::test_each_request_asks_for_its_right",),
     ),
@@ -151,22 +153,22 @@ GATEWAYS = (
         "kafka-batches-overtake-each-other",
         "5.20: batches of one connection and partition are appended in the order in which they came",
         _PRODUCE,
-        "        async with turns.of(part.topic, part.partition):\n",
-        "        async with asyncio.Lock():\n",
+        "        async with turns.of(own_name(part.topic), part.partition):\n            batch,",
+        "        async with asyncio.Lock():\n            batch,",
         tests=(f"{_CALLS}::test_batches_of_one_connection_are_appended_in_their_order",),
     ),
     Mutant(
         "kafka-sequences-forgotten-at-a-restart",
         "5.20: the sequence that follows is that behind the last durable batch",
-        _PRODUCE,
-        "            if sequences.following is None and (last := segment.dedup.last_of(entry.producer)) is not None:\n",
-        "            if (last := None) is not None:\n",
+        _SEQUENCES,
+        "None if last is None else _behind(*last)",
+        "None",
         tests=(f"{_CALLS}::test_after_a_restart_a_producer_goes_on_where_its_durable_batches_end",),
     ),
     Mutant(
         "kafka-epochs-share-their-sequences",
         "5.20: each epoch of a producer has sequences of its own",
-        _PRODUCE,
+        _SEQUENCES,
         "    return epoch * _SEQUENCES + sequence\n",
         "    return sequence\n",
         tests=(f"{_CALLS}::test_a_producer_that_gave_up_a_batch_begins_again_in_the_next_epoch",),
@@ -174,9 +176,9 @@ GATEWAYS = (
     Mutant(
         "late-batch-of-an-earlier-epoch",
         "5.20: what is late from an earlier epoch of a producer is not appended",
-        _PRODUCE,
-        "if known_epoch is not None and batch.producer_epoch < known_epoch:",
-        "if known_epoch is not None and batch.producer_epoch < 0:",
+        _SEQUENCES,
+        "arrived.sequence // _SEQUENCES < self._following // _SEQUENCES:",
+        "arrived.sequence < 0:",
         tests=(f"{_CALLS}::test_a_producer_that_gave_up_a_batch_begins_again_in_the_next_epoch",),
     ),
     Mutant(
@@ -255,17 +257,17 @@ GATEWAYS = (
     Mutant(
         "leader-believes-in-the-last-transaction",
         "5.22: a batch is written in the transaction that the key holds",
-        _PRODUCE,
-        "            if following == entry.txn_id:\n",
-        "            if True:\n",
+        _WAVES,
+        "published if following == txn_id else",
+        "published if following else",
         tests=(f"{_BROKERS}::test_transactions_follow_each_other_over_all_brokers",),
     ),
     Mutant(
         "sequences-of-another-opening",
         "5.20: what a process remembers of sequences is that of one opening of the segment",
-        "metatxn_gateways/kafka/producers.py",
-        "(segment.id, segment.ownership.generation, producer_id)",
-        "(segment.id, 0, producer_id)",
+        _SEQUENCES,
+        "        is_another = opening != self._opening\n",
+        "        is_another = self._opening is None\n",
         tests=(f"{_BROKERS}::test_a_sequence_goes_on_behind_what_another_broker_has_appended",),
     ),
     Mutant(
@@ -435,7 +437,7 @@ GATEWAYS = (
         "deposed-leader-misses-a-sequence",
         "5.2: a deposed leader says of no sequence that it is out of order",
         "metatxn_gateways/kafka/produce.py",
-        "                await segment.reader.assert_owned()  # a successor may have appended what is missing here\n",
+        "        await segment.reader.assert_owned()  # a successor may have appended what is missing here\n",
         "",
         tests=("tests/gateways/test_kafka_brokers.py::test_a_leader_that_was_deposed_knows_no_sequence_out_of_order",),
     ),

@@ -1,0 +1,353 @@
+"""Goal: what an idempotent or transactional producer was told is appended is there once, and everything stands in the
+order in which it was sent, whatever fails: stores, disks, connections, and owners that change.
+
+Method: clients by Kafka's rules, which have up to five batches in flight and send again in their order, through the
+listeners of one broker on files or of two that share objects; faults of any kind at random; seeds. DESIGN §5.22.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from metastore.errors import StoreUnavailable
+from metatxn_gateways.kafka.codes import KafkaCode
+from participants.segment.segment import Segment
+from tests.extent import usually
+from tests.gateways.asking import Asking, Holder, Link, on_one_connection
+from tests.gateways.conftest import Gateway, start_gateway
+from tests.gateways.test_kafka_brokers import Brokers, Member
+from tests.participants.ledger.faults import broken, no_space
+from tests.participants.ledger.faulty_bucket import PutFault
+from tests.participants.segment.faulty_store import INTENT, Fault, FaultyStore
+from tests.participants.segment.world import World
+
+IN_FLIGHT = 5
+BATCHES = 60
+AGAIN = {
+    KafkaCode.LEADER_NOT_AVAILABLE,
+    KafkaCode.NOT_LEADER_OR_FOLLOWER,
+    KafkaCode.REQUEST_TIMED_OUT,
+    KafkaCode.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaCode.COORDINATOR_NOT_AVAILABLE,
+    KafkaCode.NOT_COORDINATOR,
+    KafkaCode.KAFKA_STORAGE_ERROR,
+}
+"""A client sends again, perhaps to somebody else."""
+Place = Gateway | Member
+
+
+class Cluster:
+    """The brokers, and what can happen to them."""
+
+    def __init__(self, places: list[Place]) -> None:
+        self.places = places
+        self.happenings: list[Callable[[Random], Awaitable[None]]] = [self.loses_answers, self.is_away, self.is_lost]
+
+    def leader(self) -> Place | None:
+        """Who serves the partition now, as far as it knows."""
+        return next((place for place in self.places if self._served(place)), None)
+
+    def _served(self, place: Place) -> dict[str, Segment]:
+        broker = place.broker if isinstance(place, Gateway) else place.process.broker
+        return broker.served
+
+    def stores(self) -> list[FaultyStore]:
+        return [place.world.store if isinstance(place, Gateway) else place.process.store for place in self.places]
+
+    async def loses_answers(self, random: Random) -> None:
+        """Of an intent, before or after its effect."""
+        lost = StoreUnavailable("the answer is lost")
+        fault = Fault(INTENT, before=lost) if random.random() < 0.5 else Fault(INTENT, after=lost)
+        random.choice(self.stores()).fault(fault)
+
+    async def is_away(self, random: Random) -> None:
+        store = random.choice(self.stores())
+        store.away = StoreUnavailable("it is away")
+        await a_while(random)
+        store.away = None
+
+    async def is_lost(self, random: Random) -> None:
+        """The segment, which is opened again, perhaps elsewhere."""
+        for place in self.places:
+            for segment in self._served(place).values():
+                segment.lose("a test says so")
+
+    def heal(self) -> None:
+        for store in self.stores():
+            store.away = None
+            store._faults.clear()
+
+
+class OnFiles(Cluster):
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__([gateway])
+        self._disk = gateway.process.device.disk  # type: ignore[attr-defined]
+        self.happenings += [self.is_full, self.fails]
+
+    async def is_full(self, random: Random) -> None:
+        self._disk.write_error = no_space()
+        await a_while(random)
+        self._disk.write_error = None
+
+    async def fails(self, random: Random) -> None:
+        self._disk.sync_error = broken()
+        await a_while(random)
+        self._disk.sync_error = None
+
+    def heal(self) -> None:
+        super().heal()
+        self._disk.write_error = self._disk.sync_error = None
+
+
+class OnObjects(Cluster):
+    def __init__(self, brokers: Brokers) -> None:
+        super().__init__([*brokers.members])
+        self._members = brokers.members
+        self.happenings += [self.fails, self.moves]
+
+    async def fails(self, random: Random) -> None:
+        fault = PutFault(lost_request=True) if random.random() < 0.5 else PutFault(lost_reply=True)
+        random.choice(self._members).process.bucket.fault(fault)
+
+    async def moves(self, random: Random) -> None:
+        """The leader is not announced for a while, and does not hear that it was deposed."""
+        leader = self.leader()
+        if isinstance(leader, Member):
+            await leader.process.freeze()
+            await a_while(random, 400)
+            leader.process.thaw()
+            await leader.process.announce()
+
+    def heal(self) -> None:
+        super().heal()
+        for member in self._members:
+            member.process.bucket.faults.clear()
+
+
+async def a_while(random: Random, most: int = 100) -> None:
+    for _ in range(random.randrange(most)):
+        await asyncio.sleep(0)
+
+
+@dataclass(eq=False)
+class Sent:
+    sequence: int
+    value: bytes
+
+
+@dataclass
+class Told:
+    """What the clients were told, by value, and what no client that keeps the rules is told."""
+
+    acknowledged: set[bytes] = field(default_factory=set)
+    aborted: set[bytes] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Client:
+    """An idempotent producer. It sends again what was refused, in its order, and gives up at times: then it goes on in
+    its next epoch."""
+
+    def __init__(self, cluster: Cluster, name: str, random: Random, told: Told) -> None:
+        self.cluster, self.name, self.random, self.told = cluster, name, random, told
+        self.life = 0
+        self.producer = random.randrange(1 << 40)
+        self.holder: Holder | None = None
+        self._numbers = 0
+        self._next = 0
+        self.unanswered: deque[Sent] = deque()
+        self._connection: tuple[Place, Asking, Link] | None = None
+        self._half_open: list[asyncio.Task[Any]] = []
+
+    async def run(self) -> None:
+        while self._numbers < BATCHES:
+            await self.send(self.random.randrange(1, 12))
+        await asyncio.gather(*self._half_open, return_exceptions=True)
+
+    async def send(self, count: int) -> bool:
+        """Whether all of it is acknowledged; otherwise it was given up."""
+        for _ in range(count):
+            self._numbers += 1
+            self.unanswered.append(Sent(self._next, f"{self.name}-{self.life}-{self._numbers}".encode()))
+            self._next += 1
+        while self.unanswered:
+            if self.random.random() < 0.02:
+                await self.give_up()
+                return False
+            leader = self.cluster.leader() or self.random.choice(self.cluster.places)
+            if self._connection is None or self._connection[0] is not leader:
+                link = Link()
+                self._connection = leader, on_one_connection(leader, link), link
+            await self._exchange(*self._connection[1:])
+            await a_while(self.random, 20)
+        return True
+
+    async def give_up(self) -> None:
+        self.life += 1
+        self._next = 0
+        self.unanswered.clear()
+
+    async def _exchange(self, asking: Asking, link: Link) -> None:
+        """Send until everything is acknowledged, or something has to be sent again, or the connection is cut."""
+        waiting, refused = deque(self.unanswered), False
+        in_flight: deque[tuple[Sent, asyncio.Task[tuple[int, int]]]] = deque()
+        while in_flight or (waiting and not refused):
+            while waiting and not refused and len(in_flight) < IN_FLIGHT:
+                in_flight.append((waiting[0], asyncio.ensure_future(self._produce(asking, waiting.popleft()))))
+            if self.random.random() < 0.05:
+                await a_while(self.random, 30)
+                return self._hang_up([task for _, task in in_flight], link)
+            sent, answer = in_flight.popleft()
+            code, _ = await answer
+            if code in (KafkaCode.NONE, KafkaCode.DUPLICATE_SEQUENCE_NUMBER):
+                self.unanswered.remove(sent)
+                self.told.acknowledged.add(sent.value)
+                continue
+            refused = True
+            expected = code in AGAIN or (
+                code == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER and sent is not self.unanswered[0]
+            )
+            if not expected:
+                self.told.wrong.append(f"{sent.value!r} was told {KafkaCode(code).name}")
+                raise AssertionError(self.told.wrong)
+        return None
+
+    async def _produce(self, asking: Asking, sent: Sent) -> tuple[int, int]:
+        if self.holder is not None:
+            return await asking.produce("t", 0, sent.value, holder=self.holder, sequence=sent.sequence)
+        return await asking.produce("t", 0, sent.value, producer=self.producer, sequence=sent.sequence, epoch=self.life)
+
+    def _hang_up(self, tasks: list[asyncio.Task[tuple[int, int]]], link: Link) -> None:
+        """The broker hears of it at once, or not before it has answered."""
+        self._connection = None
+        if self.random.random() < 0.5:
+            for task in tasks:
+                task.cancel()
+            link.on_lost()
+        self._half_open += tasks
+
+
+class TransactionalClient(Client):
+    """One that writes in transactions. When it gives up it aborts, and goes on with another producer id."""
+
+    async def run(self) -> None:
+        self.holder = Holder(self.name)
+        await self._insist(lambda asking: asking.init(self.held))
+        while self._numbers < BATCHES:
+            await self._insist(lambda asking: asking.add_partitions(self.held, ("t", 0)))
+            before = set(self.told.acknowledged)
+            if not await self.send(self.random.randrange(1, 12)):
+                self.told.aborted |= self._mine(self.told.acknowledged - before)
+                continue
+            commit = self.random.random() < 0.8
+            if not commit:
+                self.told.aborted |= self._mine(self.told.acknowledged - before)
+            await self._insist(lambda asking, commit=commit: asking.end(self.held, commit=commit))
+        await asyncio.gather(*self._half_open, return_exceptions=True)
+
+    @property
+    def held(self) -> Holder:
+        assert self.holder is not None
+        return self.holder
+
+    def _mine(self, values: set[bytes]) -> set[bytes]:
+        return {value for value in values if value.startswith(f"{self.name}-".encode())}
+
+    async def give_up(self) -> None:
+        await super().give_up()
+        await self._insist(lambda asking: asking.end(self.held, commit=False))
+        await self._insist(lambda asking: asking.init(self.held))
+
+    async def _insist(self, call: Callable[[Asking], Awaitable[int]]) -> None:
+        while code := await call(on_one_connection(self.cluster.places[0])):
+            assert code in AGAIN, f"{self.name} was told {KafkaCode(code).name}"
+            await a_while(self.random, 20)
+
+
+@asynccontextmanager
+async def cluster_of(kind: str, directory: Path) -> AsyncIterator[Cluster]:
+    if kind == "files":
+        async with start_gateway(directory) as gateway:
+            await gateway.create("t")
+            yield OnFiles(gateway)
+        return
+    world = World(directory, "objects")
+    brokers = Brokers(world)
+    for _ in range(2):
+        await brokers.start()
+    try:
+        await brokers.create(segments=1)
+        yield OnObjects(brokers)
+    finally:
+        for member in list(brokers.members):
+            await brokers.stop(member)
+        await world.close()
+
+
+async def trouble(cluster: Cluster, random: Random) -> None:
+    while True:
+        await a_while(random, 300)
+        await random.choice(cluster.happenings)(random)
+
+
+async def read(cluster: Cluster, *, committed: bool) -> list[bytes]:
+    """Everything, once there is a leader."""
+    found: list[bytes] = []
+    offset = 0
+    while True:
+        leader = cluster.leader()
+        code, records, end = (
+            await on_one_connection(leader).fetch("t", 0, offset, committed=committed) if leader else (-1, [], offset)
+        )
+        if not code and end == offset:
+            return found
+        found += [value or b"" for _, value in records]
+        offset = end
+        await asyncio.sleep(0)
+
+
+def judge(told: Told, everything: list[bytes], committed: list[bytes]) -> None:
+    assert not told.wrong
+    last: dict[bytes, tuple[int, int]] = {}
+    for value in everything:
+        name, life, number = value.split(b"-")
+        place = int(life), int(number)
+        assert place > last.get(name, (-1, -1)), f"{value!r} stands behind what was sent later, or is there twice"
+        last[name] = place
+    assert told.acknowledged <= set(everything)
+    shown = set(committed)
+    assert told.acknowledged - told.aborted <= shown and not told.aborted & shown
+
+
+@pytest.mark.parametrize("kind", ["files", "objects"])
+@pytest.mark.parametrize("seed", range(usually(3, whole=30)))
+async def test_every_acknowledged_batch_is_there_once_and_in_its_order(tmp_path: Path, kind: str, seed: int) -> None:
+    random, told = Random(f"{kind} {seed}"), Told()
+    async with cluster_of(kind, tmp_path) as cluster:
+        clients = [
+            make(cluster, f"{make.__name__}{number}", Random(random.random()), told)
+            for number in range(2)
+            for make in (Client, TransactionalClient)
+        ]
+        troubling = asyncio.ensure_future(trouble(cluster, Random(random.random())))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in clients:
+                    group.create_task(each.run())
+        finally:
+            troubling.cancel()
+            await asyncio.wait([troubling])
+            cluster.heal()
+            for place in cluster.places:
+                if isinstance(place, Member):
+                    place.process.thaw()
+        judge(told, await read(cluster, committed=False), await read(cluster, committed=True))
