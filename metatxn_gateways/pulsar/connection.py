@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES
 from metatxn_gateways.listener import FrameConnection, MalformedRequest
@@ -55,7 +56,12 @@ class PulsarConnection:
 
     def __init__(self, context: Context, link: FrameConnection) -> None:
         self._link = link
-        self._session = session = PulsarSession(context, link)
+        self._authentication = PulsarAuthentication(
+            context.authenticator, link, context.broker.clock, self._ask_for_token
+        )
+        self._principal = ANYONE
+        """Who was at the other end when its rights were last applied to what is open."""
+        self._session = session = PulsarSession(context, link, self._authentication.principal)
         self._lookups = lookups = Lookups(session)
         self._producers = producers = PulsarProducers(session)
         self._memberships = memberships = Memberships(session)
@@ -88,9 +94,6 @@ class PulsarConnection:
             "add_subscription_to_txn": coordinators.add_subscription,
             "end_txn": coordinators.end,
         }
-        self._authentication = PulsarAuthentication(
-            context.authenticator, link, context.broker.clock, self._ask_for_token
-        )
         self._waiting: deque[_Waiting] = deque()
         """The commands that wait for a quota."""
         self._waiting_bytes = 0
@@ -110,12 +113,20 @@ class PulsarConnection:
         if name == "auth_response":
             self._go_on(content)
             return
-        self._session.principal = self._authentication.principal()
+        self._obey(self._session.principal)
         waiting = _Waiting(name, content, entry, len(request), asyncio.get_running_loop().time())
         if name not in _FREE and (self._waiting or self._session.context.quotas.active):
             self._wait(waiting)
         else:
             self._begin(waiting)
+
+    def _obey(self, principal: Principal) -> None:
+        """Close what the rights of a principal that has others than before do not allow any more. Producers stay: each
+        message that they send is refused."""
+        if principal is not self._principal:
+            self._principal = principal
+            for opened in (self._lookups, self._memberships, self._consumers):
+                opened.obey()
 
     def _wait(self, command: _Waiting) -> None:
         """Begin a command once the quota of its principal lets it pass, in the order in which they came."""
@@ -141,7 +152,7 @@ class PulsarConnection:
             try:
                 self._begin(next)
             except MalformedRequest as error:
-                self._link.close_malformed(str(error))
+                self._link.close_because(error)
                 return
 
     def _begin(self, waiting: _Waiting) -> None:
@@ -181,7 +192,7 @@ class PulsarConnection:
 
     def _go_on(self, answer: Any) -> None:
         try:
-            self._session.principal = self._authentication.go_on(answer)
+            self._obey(self._authentication.go_on(answer))
         except errors.MetatxnError as error:
             self._refuse(error.detail)
 

@@ -42,6 +42,7 @@ class Lookups:
             parts = segment_parts(request.topic)
             self._session.require_sight(parts.topic)
             url = await self._serving(request.topic, parts.topic)
+            self._session.require_sight(parts.topic)
         else:
             self._session.require_sight(own_topic(request.topic))
             url = brokers.own()
@@ -104,6 +105,16 @@ class Lookups:
         if (watch := self._watches.pop(request.session_id, None)) is not None:
             watch.close()
 
+    def obey(self) -> None:
+        """Tell the watchers of topics of which the principal may know nothing more, and forget them."""
+        for session_id, watch in list(self._watches.items()):
+            try:
+                self._session.require_sight(watch.topic)
+            except PulsarError as error:
+                del self._watches[session_id]
+                watch.close()
+                self._session.send(_not_watched(session_id, error))
+
     def end(self) -> None:
         for watch in self._watches.values():
             watch.close()
@@ -116,7 +127,7 @@ class _Watch:
     def __init__(self, session: PulsarSession, session_id: int, topic: str) -> None:
         self._session = session
         self._id = session_id
-        self._topic = topic
+        self.topic = topic
         self._shown: object = None
         self.close: Callable[[], None] = session.context.layouts.watch(topic, self._tell)
         if not session.context.layouts.exists(topic):
@@ -127,8 +138,11 @@ class _Watch:
         self._tell()
 
     def _tell(self) -> None:
-        """Send the layout. For a deleted topic nothing is sent: the clients that use its segments are told."""
-        layout = self._session.context.layouts.get(self._topic)
+        """Send the layout, unless the principal may not see it any more: `Lookups.obey` tells that. For a deleted topic
+        nothing is sent: the clients that use its segments are told."""
+        if not self._session.may_be_told(None, self.topic):
+            return
+        layout = self._session.context.layouts.get(self.topic)
         if layout is None or layout.shape == self._shown:
             return
         self._shown = layout.shape
@@ -137,7 +151,7 @@ class _Watch:
                 "scalable_topic_update",
                 session_id=self._id,
                 layout=layout.described() | self._controller(layout),
-                resolved_topic_name=scalable_topic(self._topic),
+                resolved_topic_name=scalable_topic(self.topic),
             )
         )
 

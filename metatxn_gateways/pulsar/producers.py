@@ -189,6 +189,7 @@ class PulsarProducers:
         version = None
         if request.HasField("schema"):
             version = await self._session.context.schemas.version_of(parts.topic, request.schema)
+        self._session.require("produce", parts.topic)
         self._session.context.metrics.producers += request.producer_id not in self._producers
         producer = self._producers[request.producer_id] = PulsarProducer(
             request.producer_id, segment, name, self._session

@@ -47,7 +47,8 @@ class PulsarReader:
             self._permitted.set()
 
     async def run(self) -> None:
-        """Send entries. Raises STORE_UNAVAILABLE once the segment is no longer served here, and the store's errors."""
+        """Send entries. Raises STORE_UNAVAILABLE once the segment is no longer served here, AUTHORIZATION once the
+        right to consume is lost, and the store's errors."""
         while True:
             await self._permitted.wait()
             await self._link.until_writable()
@@ -55,6 +56,7 @@ class PulsarReader:
             changed = self.segment.changed.next()
             self.segment.assert_serving()
             more = bool(self._left) or await self._read_on()
+            self._session.require("consume", self.segment.record.topic)
             size = self._send()
             if charge is not None:
                 charge.answer(size)

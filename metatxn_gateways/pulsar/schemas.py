@@ -32,6 +32,7 @@ class Schemas:
         topic = named_topic(request.topic)
         self._session.require_sight(topic)
         found = await self._schemas.get(topic, _wanted_version(request))
+        self._session.require_sight(topic)
         if found is None:
             raise PulsarError(PulsarCode.TOPIC_NOT_FOUND, f"topic {topic} has no such schema of Pulsar's clients")
         schema = found.schema

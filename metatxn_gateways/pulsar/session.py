@@ -12,10 +12,10 @@ import structlog
 from coordinator.transactions import Transactions
 from metatxn.service.quotas.quotas import Charge, Quotas
 from metatxn.service.security.authentication import Authenticator
-from metatxn.service.security.principal import ANYONE
+from metatxn.service.security.principal import Principal
 from metatxn.wire.access import Right
 from metatxn.wire.ids import TxnId
-from metatxn_gateways.listener import FrameConnection
+from metatxn_gateways.listener import FrameConnection, MalformedRequest, NotAuthenticated
 from metatxn_gateways.pulsar.brokers import PulsarBrokers
 from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, explained, pulsar_code
 from metatxn_gateways.pulsar.commands import command
@@ -51,15 +51,20 @@ class Context:
 class PulsarSession:
     """The session of a connection. Used only from the event loop of its process."""
 
-    def __init__(self, context: Context, link: FrameConnection) -> None:
+    def __init__(self, context: Context, link: FrameConnection, look: Callable[[], Principal]) -> None:
         self.context = context
         self.link = link
+        self._look = look
         self._tasks: set[asyncio.Task[None]] = set()
-        self.principal = ANYONE
-        """Who is at the other end, as the last command has shown it."""
         self.began: tuple[str, float] = ("", 0.0)
         """The command that is being begun, and when it came."""
         self._holding: set[str] = set()
+
+    @property
+    def principal(self) -> Principal:
+        """Who is at the other end, by the token of this moment: what is done next is decided by it, whenever it was
+        asked for. Raises `NotAuthenticated`."""
+        return self._look()
 
     def require(self, right: Right, topic: str) -> None:
         """Raises AUTHORIZATION, whether there is such a topic or not."""
@@ -70,6 +75,16 @@ class PulsarSession:
         """Raises AUTHORIZATION unless the principal has any right on the topic."""
         if not self.principal.may_see(topic):
             raise PulsarError(PulsarCode.AUTHORIZATION, f"any right on topic {topic} is missing")
+
+    def may_be_told(self, right: Right | None, topic: str) -> bool:
+        """Whether something may be sent unasked that needs this right, or any. Ends the connection if its token has
+        ended."""
+        try:
+            principal = self.principal
+        except NotAuthenticated as error:
+            self.link.close_because(error)
+            return False
+        return principal.may_see(topic) if right is None else principal.may(right, topic)
 
     async def check_transaction(self, txn_id: TxnId | None) -> None:
         """Raises NOT_ALLOWED if another principal has begun it, and TXN_NOT_FOUND."""
@@ -131,7 +146,10 @@ class PulsarSession:
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:
-        """End the connection because of an unexpected error."""
+        """End the connection because of an unexpected error, or of a token that has ended meanwhile."""
+        if isinstance(error, MalformedRequest):
+            self.link.close_because(error)
+            return
         log.error("unhandled error", peer=self.link.peer, exc_info=error)
         self.link.abort()
 

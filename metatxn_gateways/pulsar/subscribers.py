@@ -61,7 +61,7 @@ class Subscriber:
 
     async def run(self) -> None:
         """Send entries. Raises STORE_UNAVAILABLE once the segment is no longer served here, the error of a subscription
-        that has ended, and the store's errors."""
+        that has ended, AUTHORIZATION once the right to consume is lost, and the store's errors."""
         while True:
             await self._permitted.wait()
             await self._link.until_writable()
@@ -81,9 +81,11 @@ class Subscriber:
             await asyncio.shield(changed)
 
     async def _deliver(self) -> int:
-        """Send what is due. Returns the bytes."""
+        """Send what is due. Returns the bytes. What was taken in vain, because the right to consume was lost, returns
+        when this consumer is detached. Raises AUTHORIZATION."""
         taking = TakingEntries(Taker(self.number, ()), self._permits, READ_BYTES)
         await self.part.dispatch.deliver(taking)
+        self._session.require("consume", self.segment.record.topic)
         frames: list[Reply] = []
         for each in taking.entries.values():
             fields: dict[str, Any] = {"redelivery_count": each.times}

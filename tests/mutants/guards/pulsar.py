@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 _ATTACHED = "participants/subscription/attached.py"
 _DISPATCH = "participants/subscription/dispatch.py"
 _ACKS = "metatxn_gateways/pulsar/acks.py"
 _CONSUMERS = "metatxn_gateways/pulsar/consumers.py"
 _ORDERED = "metatxn_gateways/pulsar/ordered.py"
+_READERS = "metatxn_gateways/pulsar/readers.py"
 _SUBSCRIBERS = "metatxn_gateways/pulsar/subscribers.py"
 _AUTHENTICATION = "metatxn_gateways/pulsar/authentication.py"
 _CONNECTION = "metatxn_gateways/pulsar/connection.py"
@@ -22,6 +23,7 @@ _TEST_LAYOUTS = "tests/gateways/pulsar/test_layouts.py"
 _TEST_QUOTAS = "tests/gateways/pulsar/test_quotas.py"
 _TEST_SCHEMAS = "tests/gateways/pulsar/test_schemas.py"
 _TEST_SECURITY = "tests/gateways/pulsar/test_security.py"
+_TEST_RIGHTS = "tests/gateways/pulsar/test_rights.py"
 _TEST_REFRESH = "tests/gateways/pulsar/test_token_refresh.py"
 _TEST_ATTACHED = "tests/participants/subscription/test_attached.py"
 _TEST_CONSUMING = "tests/gateways/pulsar/test_consuming.py"
@@ -175,10 +177,9 @@ PULSAR = (
     Mutant(
         "token-of-pulsar-looked-at-once",
         "a token is looked at again with every command",
-        _CONNECTION,
-        "        self._session.principal = self._authentication.principal()\n",
-        "        self._session.principal = getattr(self, '_first', None) or self._authentication.principal()\n"
-        "        self._first = self._session.principal\n",
+        _SESSION,
+        "        return self._look()\n",
+        "        self._first = getattr(self, '_first', None) or self._look()\n        return self._first\n",
         tests=(f"{_TEST_SECURITY}::test_both_kinds_of_tokens_are_taken_and_a_revoked_one_ends_its_connection",),
     ),
     Mutant(
@@ -378,8 +379,8 @@ PULSAR = (
         "challenge-that-old-clients-do-not-know",
         "a client that does not know challenges is not challenged",
         _AUTHENTICATION,
-        "        if expires_s is not None and self._can_refresh:\n",
-        "        if expires_s is not None:\n",
+        "            if self._can_refresh:\n",
+        "            if True:\n",
         tests=(f"{_TEST_REFRESH}::test_a_client_that_knows_no_challenge_is_not_asked",),
     ),
     Mutant(
@@ -397,5 +398,117 @@ PULSAR = (
         "        if self._authenticator is None or not self._challenged:\n",
         "        if self._authenticator is None:\n",
         tests=(f"{_TEST_REFRESH}::test_a_token_that_nobody_has_asked_for_closes_the_connection",),
+    ),
+    Mutant(
+        "subscriber-without-the-right",
+        "what is delivered to a subscriber needs the right of the moment",
+        _SUBSCRIBERS,
+        """        self._session.require("consume", self.segment.record.topic)\n""",
+        "",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_read_meanwhile_is_not_sent",),
+    ),
+    Mutant(
+        "reader-without-the-right",
+        "what is delivered to a reader needs the right of the moment",
+        _READERS,
+        """            self._session.require("consume", self.segment.record.topic)\n""",
+        "",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_read_meanwhile_is_not_sent",),
+    ),
+    Mutant(
+        "consumers-outlive-their-right",
+        "a consumer is closed when its principal loses the right",
+        _CONNECTION,
+        "            for opened in (self._lookups, self._memberships, self._consumers):\n",
+        "            for opened in (self._lookups, self._memberships):\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_was_permitted_before_is_not_delivered_to_one_that_has_lost_the_right",),
+    ),
+    Mutant(
+        "watches-outlive-their-right",
+        "a watch of a topic ends when its principal may not see the topic any more",
+        _CONNECTION,
+        "            for opened in (self._lookups, self._memberships, self._consumers):\n",
+        "            for opened in (self._memberships, self._consumers):\n",
+        tests=(f"{_TEST_RIGHTS}::test_who_may_see_a_topic_no_more_is_told_and_learns_nothing_more_of_it",),
+    ),
+    Mutant(
+        "memberships-outlive-their-right",
+        "a consumer that reads in order has no segments when its principal loses the right",
+        _CONNECTION,
+        "            for opened in (self._lookups, self._memberships, self._consumers):\n",
+        "            for opened in (self._lookups, self._consumers):\n",
+        tests=(f"{_TEST_RIGHTS}::test_a_consumer_that_reads_in_order_asks_again_once_it_has_lost_the_right",),
+    ),
+    Mutant(
+        "layout-pushed-without-the-right",
+        "a layout is told to those who may see the topic at that moment",
+        _LOOKUPS,
+        "        if not self._session.may_be_told(None, self.topic):\n",
+        "        if False:\n",
+        tests=(f"{_TEST_RIGHTS}::test_a_layout_is_not_told_to_one_that_may_not_see_it_by_the_file",),
+    ),
+    Mutant(
+        "looked-up-with-a-right-that-is-gone",
+        "a lookup that has waited is decided by the rights when it is answered",
+        _LOOKUPS,
+        "            url = await self._serving(request.topic, parts.topic)\n"
+        "            self._session.require_sight(parts.topic)\n",
+        "            url = await self._serving(request.topic, parts.topic)\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "attached-with-a-right-that-is-gone",
+        "a consumer whose right was lost while it was attached does not stay",
+        _CONSUMERS,
+        "        except PulsarError:\n            await self._drop(request.consumer_id)\n            raise\n",
+        "        except PulsarError:\n            raise\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "schema-told-with-a-right-that-is-gone",
+        "a schema is told by the rights when it is answered",
+        "metatxn_gateways/pulsar/schemas.py",
+        "        self._session.require_sight(topic)\n        if found is None:\n",
+        "        if found is None:\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "joined-with-a-right-that-is-gone",
+        "segments are assigned by the rights when that is answered",
+        "metatxn_gateways/pulsar/memberships.py",
+        """            self._session.require("consume", topic)\n        except BaseException:\n""",
+        "        except BaseException:\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "acknowledged-by-one-that-was-closed",
+        "what a consumer asks for that has lost its right is refused for the want of it",
+        _CONSUMERS,
+        "            self._barred[reads.id] = reads.segment.record.topic\n",
+        "            pass\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_was_permitted_before_is_not_delivered_to_one_that_has_lost_the_right",),
+    ),
+    Mutant(
+        "rights-of-the-arrival",
+        "what has waited for a quota is decided by the rights when it is begun",
+        _CONNECTION,
+        "PulsarSession(context, link, self._authentication.principal)\n",
+        "PulsarSession(context, link, lambda: self._principal)\n",
+        others=(
+            Edit(
+                _CONNECTION,
+                "        self._obey(self._session.principal)\n",
+                "        self._obey(self._authentication.principal())\n",
+            ),
+        ),
+        tests=(f"{_TEST_RIGHTS}::test_what_waits_for_a_quota_is_decided_by_the_rights_when_it_is_begun",),
+    ),
+    Mutant(
+        "connection-that-outlives-its-token",
+        "a token that cannot be followed by another one ends its connection",
+        _AUTHENTICATION,
+        "        if expires_s is not None:\n",
+        "        if expires_s is not None and self._can_refresh:\n",
+        tests=(f"{_TEST_RIGHTS}::test_a_client_that_cannot_show_another_token_is_closed_when_its_token_ends",),
     ),
 )
