@@ -26,11 +26,11 @@ from metatxn.wire import errors
 from metatxn_gateways.listener import (
     AUTHENTICATED_WITHIN_S,
     MAX_BYTES_BEFORE,
-    MAX_REQUEST_BYTES,
     FrameConnection,
     MalformedRequest,
     NotAuthenticated,
 )
+from metatxn_gateways.pulsar.commands import MAX_FRAME_BYTES
 
 METHOD = "token"
 REFRESH = b"PulsarAuthRefresh"
@@ -69,7 +69,7 @@ class PulsarAuthentication:
             return
         self._can_refresh = handshake.feature_flags.supports_auth_refresh
         self._take(self._authenticator, handshake.auth_method_name, handshake.auth_data)
-        self._link.max_request_bytes = MAX_REQUEST_BYTES
+        self._link.max_request_bytes = MAX_FRAME_BYTES
 
     def go_on(self, answer: Any) -> Principal:
         """Take the token that answers a challenge. Raises UNAUTHENTICATED, and `MalformedRequest` if there was no

@@ -21,14 +21,14 @@ from metatxn.wire.frames import MAX_PAYLOAD_BYTES
 from metatxn_gateways.listener import FrameConnection, MalformedRequest
 from metatxn_gateways.pulsar.authentication import METHOD, REFRESH, PulsarAuthentication
 from metatxn_gateways.pulsar.codes import PulsarCode
-from metatxn_gateways.pulsar.commands import command, read_command
+from metatxn_gateways.pulsar.commands import MAX_FRAME_BYTES, command, read_command
 from metatxn_gateways.pulsar.consumers import NONE, Consumers
 from metatxn_gateways.pulsar.coordinators import Coordinators
 from metatxn_gateways.pulsar.lookups import Lookups
 from metatxn_gateways.pulsar.memberships import Memberships
 from metatxn_gateways.pulsar.producers import PulsarProducers
 from metatxn_gateways.pulsar.schemas import Schemas
-from metatxn_gateways.pulsar.session import Context, PulsarSession
+from metatxn_gateways.pulsar.session import Begun, Context, PulsarSession
 
 SERVER = "metatxn"
 PROTOCOL_VERSION = 21
@@ -101,6 +101,8 @@ class PulsarConnection:
         self._heard = True
         self._asked = False
         self._keep_alive = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._is_there)
+        self._unsent_bytes = 0
+        link.max_request_bytes = min(link.max_request_bytes, MAX_FRAME_BYTES)
         link.on_lost = self._end
 
     def handle(self, request: memoryview) -> None:
@@ -157,7 +159,7 @@ class PulsarConnection:
 
     def _begin(self, waiting: _Waiting) -> None:
         name, content, entry = waiting.name, waiting.content, waiting.entry
-        self._session.began = name, waiting.since_s
+        self._session.began = Begun(name, waiting.since_s, waiting.size)
         if name == "send":
             self._producers.send(content, entry)
         elif (handler := self._handlers.get(name)) is not None:
@@ -204,7 +206,9 @@ class PulsarConnection:
         self._session.send(command("pong"))
 
     def _is_there(self) -> None:
-        self._heard |= self._session.holds_back
+        taken = (unsent_bytes := self._link.unsent_bytes) < self._unsent_bytes
+        self._unsent_bytes = unsent_bytes
+        self._heard |= self._session.holds_back or taken
         if self._asked and not self._heard:
             self._link.abort()
             return

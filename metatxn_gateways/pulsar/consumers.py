@@ -15,7 +15,7 @@ from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, exp
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.names import message_id, segment_parts, txn_id_of
 from metatxn_gateways.pulsar.readers import PulsarReader, reader_start
-from metatxn_gateways.pulsar.session import PulsarSession, refused
+from metatxn_gateways.pulsar.session import Begun, PulsarSession, refused
 from metatxn_gateways.pulsar.subscribers import Subscriber
 from metatxn_gateways.pulsar.subscribing import checked_name
 from participants.segment.segment import Segment
@@ -40,6 +40,8 @@ class Consumers:
     def __init__(self, session: PulsarSession) -> None:
         self._session = session
         self._consumers: dict[int, _Consumer] = {}
+        self._opening: set[int] = set()
+        """The numbers of those that are being created, unless their clients have closed them meanwhile."""
         self._barred: dict[int, str] = {}
         """The topics of consumers that were closed because the right to consume was lost, until their clients close
         them, too, or subscribe anew."""
@@ -53,16 +55,25 @@ class Consumers:
         broker, parts = self._session.context.broker, segment_parts(request.topic)
         self._session.require("consume", parts.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
+        if request.consumer_id in self._opening:
+            raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"consumer {request.consumer_id} is being created")
         await self._drop(request.consumer_id)
-        if len(self._consumers) + len(self._barred) >= MAX_CONSUMERS:
+        if len(self._consumers) + len(self._opening) + len(self._barred) >= MAX_CONSUMERS:
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection has at most {MAX_CONSUMERS} consumers")
-        if request.durable:
-            self._begin(await self._attached(segment, request))
-        else:
-            wanted = request.start_message_id if request.HasField("start_message_id") else None
-            self._begin(PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session))
+        self._opening.add(request.consumer_id)
+        try:
+            if request.durable:
+                self._begin(await self._attached(segment, request))
+            else:
+                wanted = request.start_message_id if request.HasField("start_message_id") else None
+                self._begin(PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session))
+        finally:
+            wanted_still = request.consumer_id in self._opening
+            self._opening.discard(request.consumer_id)
         try:
             self._session.require("consume", parts.topic)
+            if not wanted_still:
+                raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"consumer {request.consumer_id} was closed")
         except PulsarError:
             await self._drop(request.consumer_id)
             raise
@@ -118,6 +129,7 @@ class Consumers:
 
     async def _drop(self, consumer_id: int) -> None:
         self._barred.pop(consumer_id, None)
+        self._opening.discard(consumer_id)
         if (consumer := self._take(consumer_id)) is None:
             return
         consumer.running.cancel()
@@ -148,9 +160,9 @@ class Consumers:
         """Acknowledge. It is answered if the client asks for that; a reader remembers nothing, but its client
         acknowledges nevertheless. Raises `MalformedRequest`."""
         assert_few(request.message_ids)
-        self._session.spawn(self._acknowledged(request, self._session.began))
+        self._session.begin(self._acknowledged(request, self._session.began))
 
-    async def _acknowledged(self, request: Any, began: tuple[str, float]) -> None:
+    async def _acknowledged(self, request: Any, began: Begun) -> None:
         about: dict[str, Any] = {"consumer_id": request.consumer_id}
         for name in ("request_id", "txnid_least_bits", "txnid_most_bits"):
             if request.HasField(name):
@@ -183,7 +195,7 @@ class Consumers:
         assert_few(request.message_ids)
         consumer = self._consumers.get(request.consumer_id)
         if consumer is not None and isinstance(consumer.reads, Subscriber):
-            self._session.spawn(consumer.reads.redeliver(request))
+            self._session.begin(consumer.reads.redeliver(request))
 
     def seek(self, request: Any) -> None:
         self._session.answer(self._sought(request), partial(refused, request))

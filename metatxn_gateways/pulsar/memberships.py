@@ -49,12 +49,13 @@ class Memberships:
         return command("scalable_topic_subscribe_response", request_id=request.request_id, assignment=assignment)
 
     def _tell(self, consumer_id: int, topic: str, assignment: dict[str, Any]) -> None:
-        if self._session.may_be_told("consume", topic):
-            self._session.send(
-                command("scalable_topic_assignment_update", consumer_id=consumer_id, assignment=assignment)
-            )
-        else:
+        def update() -> bytes | None:
+            if self._session.may_be_told("consume", topic):
+                return command("scalable_topic_assignment_update", consumer_id=consumer_id, assignment=assignment)
             self._session.link.abort()
+            return None
+
+        self._session.push(("assignment", consumer_id), update)
 
     def obey(self) -> None:
         """End the connection if the principal may not have the segments of one of them any more. The protocol has no
@@ -63,6 +64,7 @@ class Memberships:
             self._session.link.abort()
 
     def _leave(self, consumer_id: int) -> None:
+        self._session.push_nothing(("assignment", consumer_id))
         if (known := self._members.pop(consumer_id, None)) is not None:
             self._session.context.ordered.leave(*known)
 

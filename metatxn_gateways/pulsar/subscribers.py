@@ -64,11 +64,13 @@ class Subscriber:
         that has ended, AUTHORIZATION once the right to consume is lost, and the store's errors."""
         while True:
             await self._permitted.wait()
-            await self._link.until_writable()
             charge = await self._session.may_read()
-            changed = self.segment.changed.next()
-            self.part.assert_serving()
-            if (size := await self._deliver()) > 0:
+            async with self._session.delivering:
+                await self._link.until_writable()
+                changed = self.segment.changed.next()
+                self.part.assert_serving()
+                size = await self._deliver()
+            if size > 0:
                 if charge is not None:
                     charge.answer(size)
                 continue
