@@ -28,7 +28,7 @@ from metatxn_gateways.pulsar.lookups import Lookups
 from metatxn_gateways.pulsar.memberships import Memberships
 from metatxn_gateways.pulsar.producers import PulsarProducers
 from metatxn_gateways.pulsar.schemas import Schemas
-from metatxn_gateways.pulsar.session import Begun, Context, PulsarSession
+from metatxn_gateways.pulsar.session import BegunCommand, Context, PulsarSession
 
 SERVER = "metatxn"
 PROTOCOL_VERSION = 21
@@ -159,7 +159,7 @@ class PulsarConnection:
 
     def _begin(self, waiting: _Waiting) -> None:
         name, content, entry = waiting.name, waiting.content, waiting.entry
-        self._session.began = Begun(name, waiting.since_s, waiting.size)
+        self._session.began = BegunCommand(name, waiting.since_s, waiting.size)
         if name == "send":
             self._producers.send(content, entry)
         elif (handler := self._handlers.get(name)) is not None:

@@ -15,7 +15,7 @@ from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, exp
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.names import message_id, segment_parts, txn_id_of
 from metatxn_gateways.pulsar.readers import PulsarReader, reader_start
-from metatxn_gateways.pulsar.session import Begun, PulsarSession, refused
+from metatxn_gateways.pulsar.session import BegunCommand, PulsarSession, refused
 from metatxn_gateways.pulsar.subscribers import Subscriber
 from metatxn_gateways.pulsar.subscribing import checked_name
 from participants.segment.segment import Segment
@@ -162,7 +162,7 @@ class Consumers:
         assert_few(request.message_ids)
         self._session.begin(self._acknowledged(request, self._session.began))
 
-    async def _acknowledged(self, request: Any, began: Begun) -> None:
+    async def _acknowledged(self, request: Any, began: BegunCommand) -> None:
         about: dict[str, Any] = {"consumer_id": request.consumer_id}
         for name in ("request_id", "txnid_least_bits", "txnid_most_bits"):
             if request.HasField(name):

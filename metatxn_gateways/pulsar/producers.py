@@ -24,7 +24,7 @@ from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, exp
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.entries import ChecksumMismatch, metadata_of
 from metatxn_gateways.pulsar.names import message_id, segment_parts, txn_id_of
-from metatxn_gateways.pulsar.session import Begun, PulsarSession, refused
+from metatxn_gateways.pulsar.session import BegunCommand, PulsarSession, refused
 from metatxn_gateways.pulsar.topic_schemas import assert_writable, version_bytes
 from participants.segment.dedup import AppendedBefore
 from participants.segment.segment import Segment
@@ -51,7 +51,7 @@ class _Sent:
     highest: int
     size: int
     appending: asyncio.Task[Position | None]
-    began: Begun
+    began: BegunCommand
 
 
 @dataclass(slots=True)

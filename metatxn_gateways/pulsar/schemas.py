@@ -41,7 +41,7 @@ class Schemas:
         return command(
             "get_schema_response",
             request_id=request.request_id,
-            schema=described(found.schema),
+            schema=shown_schema(found.schema),
             schema_version=version_bytes(found.version),
         )
 
@@ -57,7 +57,7 @@ class Schemas:
         return command("get_or_create_schema_response", request_id=request.request_id, schema_version=shown)
 
 
-def described(schema: PulsarSchemaRecord) -> dict[str, Any]:
+def shown_schema(schema: PulsarSchemaRecord) -> dict[str, Any]:
     """A schema as clients get it: as it came."""
     return {
         "name": schema.name or "",

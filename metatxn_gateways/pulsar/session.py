@@ -57,7 +57,7 @@ class Context:
     metrics: PulsarMetrics
 
 
-class Begun(NamedTuple):
+class BegunCommand(NamedTuple):
     """A command that is being begun: when it came, in seconds of the event loop, and its bytes."""
 
     name: str
@@ -83,7 +83,7 @@ class PulsarSession:
         self.kept_bytes = 0
         """What the readers of this connection keep, see `MAX_KEPT_BYTES`."""
         link.on_writable = self._writable
-        self.began = Begun("", 0.0, 0)
+        self.began = BegunCommand("", 0.0, 0)
         """The command that is being begun."""
         self._holding: set[str] = set()
 
@@ -180,7 +180,7 @@ class PulsarSession:
 
         self.begin(answered(), count=int(in_its_turn))
 
-    def answered(self, began: Begun) -> None:
+    def answered(self, began: BegunCommand) -> None:
         self.context.metrics.answered(began.name, asyncio.get_running_loop().time() - began.since_s)
 
     def begin(self, work: Coroutine[Any, Any, None], count: int = 1) -> None:

@@ -45,7 +45,7 @@ from metatxn_gateways.listener import MalformedRequest
 from metatxn_gateways.pulsar.codes import PulsarError
 from metatxn_gateways.pulsar.commands import TYPES, command, read_command
 from metatxn_gateways.pulsar.entries import ChecksumMismatch, metadata_of
-from metatxn_gateways.pulsar.schemas import described, wanted_version
+from metatxn_gateways.pulsar.schemas import shown_schema, wanted_version
 from metatxn_gateways.pulsar.topic_schemas import kept_schema, version_bytes
 from participants.ledger import storage_id
 from participants.ledger.objects import HEADER_BYTES, ObjectHeader, ObjectIndex, ObjectKind
@@ -434,7 +434,7 @@ def assert_given_back(schema: Any) -> None:
     if kept is not None:
         found = topics.PulsarSchemaRecord.decode(kept.encode())
         assert found == kept and found.is_same(kept)
-        shown = read_command(memoryview(command("get_schema_response", request_id=1, schema=described(found))))[
+        shown = read_command(memoryview(command("get_schema_response", request_id=1, schema=shown_schema(found))))[
             1
         ].schema
         assert (shown.type, shown.schema_data, shown.name) == (schema.type, schema.schema_data, schema.name)
