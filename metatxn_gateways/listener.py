@@ -83,6 +83,9 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._writer: asyncio.Task[None] | None = None
         self.on_lost: Callable[[], None] = lambda: None
         """Called when the connection is gone. May be set by `connect`."""
+        self.on_writable: Callable[[bool], None] = lambda _: None
+        """Called with False when the peer takes too little of what is sent, and with True once it has taken most of it.
+        May be set by `connect`."""
         self.max_request_bytes = MAX_REQUEST_BYTES
 
     # -- what asyncio calls ------------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         if self._into is self._size:
             size = int.from_bytes(self._size, signed=True)
             if not 0 < size <= self.max_request_bytes:
-                self._close(MalformedRequest(f"a request of {size} bytes"))
+                self.close_because(MalformedRequest(f"a request of {size} bytes"))
                 return
             self._into, self._filled, self._expected_bytes = bytearray(min(size, FIRST_BYTES)), 0, size
             return
@@ -119,7 +122,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         try:
             handled = self._handle(request)
         except MalformedRequest as error:
-            self._close(error)
+            self.close_because(error)
             return
         if handled is None:
             return
@@ -132,9 +135,11 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self.on_writable(False)
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self.on_writable(True)
 
     def eof_received(self) -> None:
         return None
@@ -155,8 +160,15 @@ class FrameConnection(asyncio.BufferedProtocol):
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         return f"{name[0]}:{name[1]}" if name else "unknown"
 
-    def close_malformed(self, why: str) -> None:
-        self._close(MalformedRequest(why))
+    @property
+    def writable(self) -> bool:
+        """Whether the peer has taken most of what was sent."""
+        return self._writable.is_set()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes that were sent and that the peer has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def refuse(self, answer: Reply | None, why: str) -> None:
         """Close a connection that is not authenticated, after an answer that says so, if there is one."""
@@ -170,7 +182,8 @@ class FrameConnection(asyncio.BufferedProtocol):
             self.send(answer)
             self._transport.close()
 
-    def _close(self, error: MalformedRequest) -> None:
+    def close_because(self, error: MalformedRequest) -> None:
+        """Close the connection, with one line in the log."""
         if self._transport is not None and not self._transport.is_closing():
             if isinstance(error, NotAuthenticated):
                 log.info("connection closed: not authenticated", peer=self.peer, why=str(error))
@@ -191,8 +204,9 @@ class FrameConnection(asyncio.BufferedProtocol):
             self._transport.writelines([part for frame in frames for part in _sized(frame)])
 
     async def until_writable(self) -> None:
-        """Wait until the peer has taken most of what was sent."""
-        await self._writable.wait()
+        """Wait until the peer has taken most of what was sent, also by others that have waited for this."""
+        while not self._writable.is_set():
+            await self._writable.wait()
 
     def receive_more(self, wanted: bool) -> None:
         """Set whether more is received from the peer."""
@@ -208,7 +222,7 @@ class FrameConnection(asyncio.BufferedProtocol):
             try:
                 answer = await self._answering[0]
             except MalformedRequest as error:
-                self._close(error)
+                self.close_because(error)
                 return
             except asyncio.CancelledError:
                 raise

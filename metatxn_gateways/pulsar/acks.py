@@ -20,6 +20,8 @@ from participants.subscription.segment_subscription import SegmentSubscription
 CUMULATIVE = 1
 MAX_IDS = 10_000
 """The most ids in one command. Clients send up to a thousand."""
+MAX_MESSAGES = 1_000_000
+"""The most messages of the entries of which one command acknowledges some."""
 _WORD = 64
 _NOTHING_MORE = 1 << 63
 
@@ -65,10 +67,13 @@ async def acks_of(part: SegmentSubscription, request: Any, *, inside: bool) -> l
     if cumulative and len(request.message_ids) != 1:
         raise PulsarError(PulsarCode.NOT_ALLOWED, "a cumulative acknowledgement names one message")
     acks: list[Ack] = []
+    left = MAX_MESSAGES
     for wanted in request.message_ids:
         position = Position(wanted.ledger_id, wanted.entry_id)
         if not inside and position <= part.segment.ledgers.start:
             continue
+        if wanted.ack_set and (left := left - await part.size_of(position)) < 0:
+            raise PulsarError(PulsarCode.NOT_ALLOWED, f"a command looks at no more than {MAX_MESSAGES} messages")
         acks += await _acks_of_entry(part, position, wanted.ack_set, cumulative=cumulative)
     return acks
 

@@ -4,11 +4,13 @@
     AUTH_CHALLENGE when the token expires ─▶ AUTH_RESPONSE with the next one, of the same principal
 
 Every token is taken that REST takes, and a principal may do what it may do over REST. The token is looked at again with
-every command, so one that is revoked ends its connections; a client comes again with its next one. A client that only
-receives is asked for a sign of life now and then, which is a command, too.
+everything that is done by it: with every command when that is begun, also if it has waited before, and with everything
+that is sent unasked. So one that is revoked ends its connections, and what the rights of the next one do not allow is
+closed; a client comes again with its next one. A client that only receives is asked for a sign of life now and then,
+which is a command, too.
 
-A token that expires does not end a connection whose client knows how to go on: it is asked for the next token. REST
-takes a token for some seconds more, because clocks differ, and so does a connection, which is asked again.
+A token that expires ends its connection, unless its client knows how to go on: that one is asked for the next token.
+REST takes a token for some seconds more, because clocks differ, and so does a connection, which is asked again.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from metatxn.wire import errors
 from metatxn_gateways.listener import (
     AUTHENTICATED_WITHIN_S,
     MAX_BYTES_BEFORE,
-    MAX_REQUEST_BYTES,
     FrameConnection,
     MalformedRequest,
     NotAuthenticated,
 )
+from metatxn_gateways.pulsar.commands import MAX_FRAME_BYTES
 
 METHOD = "token"
 REFRESH = b"PulsarAuthRefresh"
 """A challenge with these bytes asks for the next token."""
 ANSWERED_WITHIN_S = 30.0
-"""How long a client may take to answer a challenge."""
+"""How long a client may take to answer a challenge, and a token that cannot be followed by another one still counts."""
 ASK_AGAIN_S = 5.0
 """The least time between two challenges, also if the next token has expired, too."""
 _LONGEST_TIMER_S = 3600.0
@@ -67,7 +69,7 @@ class PulsarAuthentication:
             return
         self._can_refresh = handshake.feature_flags.supports_auth_refresh
         self._take(self._authenticator, handshake.auth_method_name, handshake.auth_data)
-        self._link.max_request_bytes = MAX_REQUEST_BYTES
+        self._link.max_request_bytes = MAX_FRAME_BYTES
 
     def go_on(self, answer: Any) -> Principal:
         """Take the token that answers a challenge. Raises UNAUTHENTICATED, and `MalformedRequest` if there was no
@@ -89,8 +91,8 @@ class PulsarAuthentication:
             raise errors.Unauthenticated("the token belongs to a principal other than that of the connection")
         self._token, self._name = token, principal.name
         self._stop_timer()
-        if expires_s is not None and self._can_refresh:
-            self._wait_until_expired(expires_s, ASK_AGAIN_S)
+        if expires_s is not None:
+            self._wait_until_expired(expires_s, ASK_AGAIN_S if self._can_refresh else 0.0)
         return principal
 
     def principal(self) -> Principal:
@@ -107,8 +109,9 @@ class PulsarAuthentication:
     def _wait_until_expired(self, expires_s: float, least_s: float) -> None:
         left_s = max(expires_s - self._clock() / 1000, least_s)
         if left_s <= 0:
-            self._challenged = True
-            self._challenge()
+            if self._can_refresh:
+                self._challenged = True
+                self._challenge()
             self._call_later(ANSWERED_WITHIN_S, self._too_late, "the token has expired, and no other one came in time")
         else:
             self._call_later(min(left_s, _LONGEST_TIMER_S), self._wait_until_expired, expires_s, 0.0)

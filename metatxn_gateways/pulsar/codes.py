@@ -23,6 +23,8 @@ class PulsarCode(IntEnum):
     CHECKSUM = 9
     TOPIC_NOT_FOUND = 11
     SUBSCRIPTION_NOT_FOUND = 12
+    TOO_MANY_REQUESTS = 14
+    """The client waits, and repeats its request; after many such answers it connects again."""
     TOPIC_TERMINATED = 15
     PRODUCER_BUSY = 16
     INVALID_TOPIC_NAME = 17

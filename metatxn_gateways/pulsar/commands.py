@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from metatxn.wire.frames import MAX_PAYLOAD_BYTES
 from metatxn_gateways.listener import MalformedRequest
 
 _DESCRIPTION = """
@@ -129,6 +130,10 @@ MessageMetadata: producer_name 1 string, sequence_id 2 uint64, publish_time 3 ui
 SingleMessageMetadata: properties 1 Property*, partition_key 2 string, payload_size 3 int32, null_value 9 bool
 """
 
+MAX_COMMAND_BYTES = 5 << 20
+"""The most bytes of a command, without its entry: as many as Pulsar's brokers take, unless they are told otherwise."""
+MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + MAX_COMMAND_BYTES
+"""The most bytes of a command with its entry."""
 _SIZE_BYTES = 4
 _PACKAGE = "metatxn.pulsar"
 _OF_MESSAGES = ("Property", "MessageMetadata", "SingleMessageMetadata")
@@ -194,6 +199,8 @@ def read_command(frame: memoryview) -> tuple[str, Any, memoryview]:
     end = _SIZE_BYTES + size
     if end > len(frame):
         raise MalformedRequest(f"a command of {size} bytes in a frame of {len(frame)}")
+    if size > MAX_COMMAND_BYTES:
+        raise MalformedRequest(f"a command of {size} bytes, above the limit of {MAX_COMMAND_BYTES}")
     try:
         found = Command.FromString(frame[_SIZE_BYTES:end])
     except DecodeError:

@@ -15,19 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.frames import MAX_PAYLOAD_BYTES
 from metatxn_gateways.listener import FrameConnection, MalformedRequest
 from metatxn_gateways.pulsar.authentication import METHOD, REFRESH, PulsarAuthentication
 from metatxn_gateways.pulsar.codes import PulsarCode
-from metatxn_gateways.pulsar.commands import command, read_command
+from metatxn_gateways.pulsar.commands import MAX_FRAME_BYTES, command, read_command
 from metatxn_gateways.pulsar.consumers import NONE, Consumers
 from metatxn_gateways.pulsar.coordinators import Coordinators
 from metatxn_gateways.pulsar.lookups import Lookups
 from metatxn_gateways.pulsar.memberships import Memberships
 from metatxn_gateways.pulsar.producers import PulsarProducers
 from metatxn_gateways.pulsar.schemas import Schemas
-from metatxn_gateways.pulsar.session import Context, PulsarSession
+from metatxn_gateways.pulsar.session import BegunCommand, Context, PulsarSession
 
 SERVER = "metatxn"
 PROTOCOL_VERSION = 21
@@ -55,7 +56,12 @@ class PulsarConnection:
 
     def __init__(self, context: Context, link: FrameConnection) -> None:
         self._link = link
-        self._session = session = PulsarSession(context, link)
+        self._authentication = PulsarAuthentication(
+            context.authenticator, link, context.broker.clock, self._ask_for_token
+        )
+        self._principal = ANYONE
+        """Who was at the other end when its rights were last applied to what is open."""
+        self._session = session = PulsarSession(context, link, self._authentication.principal)
         self._lookups = lookups = Lookups(session)
         self._producers = producers = PulsarProducers(session)
         self._memberships = memberships = Memberships(session)
@@ -88,9 +94,6 @@ class PulsarConnection:
             "add_subscription_to_txn": coordinators.add_subscription,
             "end_txn": coordinators.end,
         }
-        self._authentication = PulsarAuthentication(
-            context.authenticator, link, context.broker.clock, self._ask_for_token
-        )
         self._waiting: deque[_Waiting] = deque()
         """The commands that wait for a quota."""
         self._waiting_bytes = 0
@@ -98,6 +101,8 @@ class PulsarConnection:
         self._heard = True
         self._asked = False
         self._keep_alive = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._is_there)
+        self._unsent_bytes = 0
+        link.max_request_bytes = min(link.max_request_bytes, MAX_FRAME_BYTES)
         link.on_lost = self._end
 
     def handle(self, request: memoryview) -> None:
@@ -110,12 +115,20 @@ class PulsarConnection:
         if name == "auth_response":
             self._go_on(content)
             return
-        self._session.principal = self._authentication.principal()
+        self._obey(self._session.principal)
         waiting = _Waiting(name, content, entry, len(request), asyncio.get_running_loop().time())
         if name not in _FREE and (self._waiting or self._session.context.quotas.active):
             self._wait(waiting)
         else:
             self._begin(waiting)
+
+    def _obey(self, principal: Principal) -> None:
+        """Close what the rights of a principal that has others than before do not allow any more. Producers stay: each
+        message that they send is refused."""
+        if principal is not self._principal:
+            self._principal = principal
+            for opened in (self._lookups, self._memberships, self._consumers):
+                opened.obey()
 
     def _wait(self, command: _Waiting) -> None:
         """Begin a command once the quota of its principal lets it pass, in the order in which they came."""
@@ -141,12 +154,12 @@ class PulsarConnection:
             try:
                 self._begin(next)
             except MalformedRequest as error:
-                self._link.close_malformed(str(error))
+                self._link.close_because(error)
                 return
 
     def _begin(self, waiting: _Waiting) -> None:
         name, content, entry = waiting.name, waiting.content, waiting.entry
-        self._session.began = name, waiting.since_s
+        self._session.began = BegunCommand(name, waiting.since_s, waiting.size)
         if name == "send":
             self._producers.send(content, entry)
         elif (handler := self._handlers.get(name)) is not None:
@@ -181,7 +194,7 @@ class PulsarConnection:
 
     def _go_on(self, answer: Any) -> None:
         try:
-            self._session.principal = self._authentication.go_on(answer)
+            self._obey(self._authentication.go_on(answer))
         except errors.MetatxnError as error:
             self._refuse(error.detail)
 
@@ -193,7 +206,9 @@ class PulsarConnection:
         self._session.send(command("pong"))
 
     def _is_there(self) -> None:
-        self._heard |= self._session.holds_back
+        taken = (unsent_bytes := self._link.unsent_bytes) < self._unsent_bytes
+        self._unsent_bytes = unsent_bytes
+        self._heard |= self._session.holds_back or taken
         if self._asked and not self._heard:
             self._link.abort()
             return

@@ -15,7 +15,7 @@ from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, exp
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.names import message_id, segment_parts, txn_id_of
 from metatxn_gateways.pulsar.readers import PulsarReader, reader_start
-from metatxn_gateways.pulsar.session import PulsarSession, refused
+from metatxn_gateways.pulsar.session import BegunCommand, PulsarSession, refused
 from metatxn_gateways.pulsar.subscribers import Subscriber
 from metatxn_gateways.pulsar.subscribing import checked_name
 from participants.segment.segment import Segment
@@ -40,6 +40,11 @@ class Consumers:
     def __init__(self, session: PulsarSession) -> None:
         self._session = session
         self._consumers: dict[int, _Consumer] = {}
+        self._opening: set[int] = set()
+        """The numbers of those that are being created, unless their clients have closed them meanwhile."""
+        self._barred: dict[int, str] = {}
+        """The topics of consumers that were closed because the right to consume was lost, until their clients close
+        them, too, or subscribe anew."""
 
     # -- coming and going --------------------------------------------------------------------------------------
 
@@ -50,14 +55,28 @@ class Consumers:
         broker, parts = self._session.context.broker, segment_parts(request.topic)
         self._session.require("consume", parts.topic)
         segment = await broker.in_layout(parts.topic, lambda: broker.segment(request.topic))
+        if request.consumer_id in self._opening:
+            raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"consumer {request.consumer_id} is being created")
         await self._drop(request.consumer_id)
-        if len(self._consumers) >= MAX_CONSUMERS:
+        if len(self._consumers) + len(self._opening) + len(self._barred) >= MAX_CONSUMERS:
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection has at most {MAX_CONSUMERS} consumers")
-        if request.durable:
-            self._begin(await self._attached(segment, request))
-        else:
-            wanted = request.start_message_id if request.HasField("start_message_id") else None
-            self._begin(PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session))
+        self._opening.add(request.consumer_id)
+        try:
+            if request.durable:
+                self._begin(await self._attached(segment, request))
+            else:
+                wanted = request.start_message_id if request.HasField("start_message_id") else None
+                self._begin(PulsarReader(request.consumer_id, segment, reader_start(segment, wanted), self._session))
+        finally:
+            wanted_still = request.consumer_id in self._opening
+            self._opening.discard(request.consumer_id)
+        try:
+            self._session.require("consume", parts.topic)
+            if not wanted_still:
+                raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"consumer {request.consumer_id} was closed")
+        except PulsarError:
+            await self._drop(request.consumer_id)
+            raise
         return command("success", request_id=request.request_id)
 
     async def _attached(self, segment: Segment, request: Any) -> Subscriber:
@@ -80,12 +99,25 @@ class Consumers:
             running.add_done_callback(lambda _: reads.segment.spawn(reads.detach()))
 
     async def _run(self, reads: PulsarReader | Subscriber) -> None:
-        """Run a consumer. Once its segment or subscription is no longer served here, the client looks it up again."""
+        """Run a consumer. Once its segment or subscription is no longer served here, or the right to consume is lost,
+        the client looks it up again, and is refused then."""
         try:
             await reads.run()
-        except REFUSALS:
-            self._take(reads.id)
-            self._session.send(command("close_consumer", consumer_id=reads.id, request_id=0))
+        except REFUSALS as error:
+            self._give_up(reads, barred=pulsar_code(error) is PulsarCode.AUTHORIZATION)
+
+    def _give_up(self, reads: PulsarReader | Subscriber, *, barred: bool) -> None:
+        self._take(reads.id)
+        if barred:
+            self._barred[reads.id] = reads.segment.record.topic
+        self._session.send(command("close_consumer", consumer_id=reads.id, request_id=0))
+
+    def obey(self) -> None:
+        """Close the consumers of topics that the principal may not consume any more. What they hold returns."""
+        for consumer in list(self._consumers.values()):
+            if not self._session.principal.may("consume", consumer.segment.record.topic):
+                consumer.running.cancel()
+                self._give_up(consumer.reads, barred=True)
 
     def close(self, request: Any) -> None:
         """Close a consumer. Once that is answered, another one may have its place."""
@@ -96,6 +128,8 @@ class Consumers:
         return command("success", request_id=request.request_id)
 
     async def _drop(self, consumer_id: int) -> None:
+        self._barred.pop(consumer_id, None)
+        self._opening.discard(consumer_id)
         if (consumer := self._take(consumer_id)) is None:
             return
         consumer.running.cancel()
@@ -117,18 +151,18 @@ class Consumers:
     # -- what they ask for -------------------------------------------------------------------------------------
 
     def flow(self, request: Any) -> None:
-        """Let a consumer have more messages, as long as its principal may consume them."""
+        """Let a consumer have more messages."""
         consumer = self._consumers.get(request.consumer_id)
-        if consumer is not None and self._session.principal.may("consume", consumer.segment.record.topic):
+        if consumer is not None:
             consumer.reads.flow(request.message_permits)
 
     def ack(self, request: Any) -> None:
         """Acknowledge. It is answered if the client asks for that; a reader remembers nothing, but its client
         acknowledges nevertheless. Raises `MalformedRequest`."""
         assert_few(request.message_ids)
-        self._session.spawn(self._acknowledged(request, self._session.began))
+        self._session.begin(self._acknowledged(request, self._session.began))
 
-    async def _acknowledged(self, request: Any, began: tuple[str, float]) -> None:
+    async def _acknowledged(self, request: Any, began: BegunCommand) -> None:
         about: dict[str, Any] = {"consumer_id": request.consumer_id}
         for name in ("request_id", "txnid_least_bits", "txnid_most_bits"):
             if request.HasField(name):
@@ -142,11 +176,10 @@ class Consumers:
             self._session.send(command("ack_response", **about))
 
     async def _acknowledge(self, request: Any) -> None:
-        """Acknowledge. Raises SERVICE_NOT_READY for a consumer that is not there any more."""
+        """Acknowledge. Raises as `_reads`."""
         reads = self._reads(request.consumer_id)
         if not isinstance(reads, Subscriber):
             return
-        self._session.require("consume", reads.segment.record.topic)
         txn_id = None
         if request.HasField("txnid_least_bits"):
             txn_id = txn_id_of(request.txnid_most_bits, request.txnid_least_bits)
@@ -162,7 +195,7 @@ class Consumers:
         assert_few(request.message_ids)
         consumer = self._consumers.get(request.consumer_id)
         if consumer is not None and isinstance(consumer.reads, Subscriber):
-            self._session.spawn(consumer.reads.redeliver(request))
+            self._session.begin(consumer.reads.redeliver(request))
 
     def seek(self, request: Any) -> None:
         self._session.answer(self._sought(request), partial(refused, request))
@@ -180,6 +213,7 @@ class Consumers:
         if not request.HasField("message_id"):
             raise PulsarError(PulsarCode.NOT_ALLOWED, "a reader is moved to a message, not to a time")
         await self._drop(reads.id)
+        self._session.require("consume", reads.segment.record.topic)
         start = reader_start(reads.segment, request.message_id)
         self._begin(PulsarReader(reads.id, reads.segment, start, self._session))
         return command("success", request_id=request.request_id)
@@ -188,12 +222,19 @@ class Consumers:
         self._session.answer(self._last_message_id(request), partial(refused, request))
 
     async def _last_message_id(self, request: Any) -> bytes:
-        last = await self._reads(request.consumer_id).segment.reader.last_visible()
+        segment = self._reads(request.consumer_id).segment
+        last = await segment.reader.last_visible()
+        self._session.require("consume", segment.record.topic)
         place = {"ledger_id": NONE, "entry_id": NONE} if last is None else message_id(last)
         return command("get_last_message_id_response", request_id=request.request_id, last_message_id=place)
 
     def _reads(self, consumer_id: int) -> PulsarReader | Subscriber:
+        """A consumer that its principal may have. Raises AUTHORIZATION, and SERVICE_NOT_READY for one that is not there
+        any more."""
         consumer = self._consumers.get(consumer_id)
+        topic = consumer.segment.record.topic if consumer is not None else self._barred.get(consumer_id)
+        if topic is not None:
+            self._session.require("consume", topic)
         if consumer is None:
             raise PulsarError(PulsarCode.SERVICE_NOT_READY, f"there is no consumer {consumer_id}")
         return consumer.reads

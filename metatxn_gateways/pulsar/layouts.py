@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from metastore.api import MetadataStore
@@ -20,15 +21,16 @@ from metatxn.wire.names import SegmentParts, topic_of_segment
 ACTIVE, SEALED = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SegmentGraph:
-    """The graph of a topic's segments. `epoch` grows with every change."""
+    """The graph of a topic's segments. `epoch` grows with every change. What is derived from it is made once, for all
+    that watch the topic."""
 
     topic: TopicRecord
     epoch: int
     segments: dict[str, SegmentRecord] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def shape(self) -> object:
         """What clients see of it, except its age."""
         return [(name, self.is_sealed(name)) for name in self.segments]
@@ -42,6 +44,7 @@ class SegmentGraph:
             return True
         return record.state != "active" and record.merge is None
 
+    @cached_property
     def described(self) -> dict[str, Any]:
         """The layout as clients get it."""
         return {
@@ -73,6 +76,8 @@ class SegmentGraphs:
         self._watching: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._whole: dict[str, SegmentGraph] = {}
         """The last layouts of watched topics whose records fitted together."""
+        self._current: dict[str, SegmentGraph | None] = {}
+        """What was last returned for watched topics, none of whose records has changed since."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -93,6 +98,7 @@ class SegmentGraphs:
             if not watching:
                 self._watching.pop(topic, None)
                 self._whole.pop(topic, None)
+                self._current.pop(topic, None)
 
         return leave
 
@@ -105,6 +111,13 @@ class SegmentGraphs:
         """The layout as it was last seen, or None if there is no such topic. The records of a topic and of its segments
         are not seen at one moment: as long as they do not fit together, it is the layout before, of a topic that is
         watched, and None of another one."""
+        if topic not in self._watching:
+            return self._read(topic)
+        if topic not in self._current:
+            self._current[topic] = self._read(topic)
+        return self._current[topic]
+
+    def _read(self, topic: str) -> SegmentGraph | None:
         stored = self._topics.records.get(paths.topic(topic))
         record = TopicRecord.decode(stored.value) if stored is not None else None
         if stored is None or record is None or record.deleted:
@@ -137,5 +150,6 @@ class SegmentGraphs:
         self._tell(topic_of_segment(unescape(event.key.removeprefix(paths.SEGMENTS))))
 
     def _tell(self, topic: str) -> None:
+        self._current.pop(topic, None)
         for changed in list(self._watching.get(topic, ())):
             changed()

@@ -23,6 +23,8 @@ LOOK_AGAIN_S = 0.5
 """How often it looks whether the broker of a segment is announced with a listener."""
 MAX_WATCHES = 1_000
 """The most topics that a connection watches."""
+MAX_LOOKUPS = 5_000
+"""The most lookups of a connection that wait: as many as Pulsar's clients send at once."""
 
 
 class Lookups:
@@ -31,9 +33,10 @@ class Lookups:
     def __init__(self, session: PulsarSession) -> None:
         self._session = session
         self._watches: dict[int, _Watch] = {}
+        self._waiting = 0
 
     def lookup(self, request: Any) -> None:
-        self._session.answer(self._found(request), partial(_not_found, request))
+        self._session.answer(self._found(request), partial(_not_found, request), in_its_turn=False)
 
     async def _found(self, request: Any) -> bytes:
         """The answer to a lookup. Every broker answers for a topic, and the owner of a segment for that segment."""
@@ -41,7 +44,14 @@ class Lookups:
         if is_segment(request.topic):
             parts = segment_parts(request.topic)
             self._session.require_sight(parts.topic)
-            url = await self._serving(request.topic, parts.topic)
+            if self._waiting >= MAX_LOOKUPS:
+                raise PulsarError(PulsarCode.TOO_MANY_REQUESTS, f"a connection has at most {MAX_LOOKUPS} lookups")
+            self._waiting += 1
+            try:
+                url = await self._serving(request.topic, parts.topic)
+            finally:
+                self._waiting -= 1
+            self._session.require_sight(parts.topic)
         else:
             self._session.require_sight(own_topic(request.topic))
             url = brokers.own()
@@ -102,11 +112,21 @@ class Lookups:
 
     def unwatch(self, request: Any) -> None:
         if (watch := self._watches.pop(request.session_id, None)) is not None:
-            watch.close()
+            watch.end()
+
+    def obey(self) -> None:
+        """Tell the watchers of topics of which the principal may know nothing more, and forget them."""
+        for session_id, watch in list(self._watches.items()):
+            try:
+                self._session.require_sight(watch.topic)
+            except PulsarError as error:
+                del self._watches[session_id]
+                watch.end()
+                self._session.send(_not_watched(session_id, error))
 
     def end(self) -> None:
         for watch in self._watches.values():
-            watch.close()
+            watch.end()
 
 
 class _Watch:
@@ -116,29 +136,37 @@ class _Watch:
     def __init__(self, session: PulsarSession, session_id: int, topic: str) -> None:
         self._session = session
         self._id = session_id
-        self._topic = topic
+        self.topic = topic
         self._shown: object = None
-        self.close: Callable[[], None] = session.context.layouts.watch(topic, self._tell)
+        self._leave: Callable[[], None] = session.context.layouts.watch(topic, self._tell)
         if not session.context.layouts.exists(topic):
-            self.close()
+            self.end()
             create = f"metatxn topic create {shlex.quote(topic)} --format pulsar"
             message = f"topic {topic} does not exist. Create it first: {create}"
             raise PulsarError(PulsarCode.TOPIC_NOT_FOUND, message)
         self._tell()
 
+    def end(self) -> None:
+        self._leave()
+        self._session.push_nothing(self)
+
     def _tell(self) -> None:
-        """Send the layout. For a deleted topic nothing is sent: the clients that use its segments are told."""
-        layout = self._session.context.layouts.get(self._topic)
+        self._session.push(self, self._update)
+
+    def _update(self) -> bytes | None:
+        """The layout, unless it was sent, or the principal may not see it any more, which `Lookups.obey` tells. Of a
+        deleted topic there is none: the clients that use its segments are told."""
+        if not self._session.may_be_told(None, self.topic):
+            return None
+        layout = self._session.context.layouts.get(self.topic)
         if layout is None or layout.shape == self._shown:
-            return
+            return None
         self._shown = layout.shape
-        self._session.send(
-            command(
-                "scalable_topic_update",
-                session_id=self._id,
-                layout=layout.described() | self._controller(layout),
-                resolved_topic_name=scalable_topic(self._topic),
-            )
+        return command(
+            "scalable_topic_update",
+            session_id=self._id,
+            layout=layout.described | self._controller(layout),
+            resolved_topic_name=scalable_topic(self.topic),
         )
 
     def _controller(self, layout: SegmentGraph) -> dict[str, str]:

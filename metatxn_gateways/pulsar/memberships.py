@@ -36,22 +36,35 @@ class Memberships:
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection reads at most {MAX_MEMBERSHIPS} topics in order")
         key, member = (
             (topic, subscription, kind),
-            OrderedMember(name, partial(self._tell, request), self._session.link.abort),
+            OrderedMember(name, partial(self._tell, request.consumer_id, topic), self._session.link.abort),
         )
         self._members[request.consumer_id] = key, member
         try:
             assignment = await self._session.context.ordered.join(key, member)
+            self._session.require("consume", topic)
         except BaseException:
             if self._members.get(request.consumer_id) == (key, member):
-                del self._members[request.consumer_id]
+                self._leave(request.consumer_id)
             raise
         return command("scalable_topic_subscribe_response", request_id=request.request_id, assignment=assignment)
 
-    def _tell(self, request: Any, assignment: dict[str, Any]) -> None:
-        update = command("scalable_topic_assignment_update", consumer_id=request.consumer_id, assignment=assignment)
-        self._session.send(update)
+    def _tell(self, consumer_id: int, topic: str, assignment: dict[str, Any]) -> None:
+        def update() -> bytes | None:
+            if self._session.may_be_told("consume", topic):
+                return command("scalable_topic_assignment_update", consumer_id=consumer_id, assignment=assignment)
+            self._session.link.abort()
+            return None
+
+        self._session.push(("assignment", consumer_id), update)
+
+    def obey(self) -> None:
+        """End the connection if the principal may not have the segments of one of them any more. The protocol has no
+        other way to tell: the client asks again, and is refused."""
+        if not all(self._session.principal.may("consume", key[0]) for key, _ in self._members.values()):
+            self._session.link.abort()
 
     def _leave(self, consumer_id: int) -> None:
+        self._session.push_nothing(("assignment", consumer_id))
         if (known := self._members.pop(consumer_id, None)) is not None:
             self._session.context.ordered.leave(*known)
 

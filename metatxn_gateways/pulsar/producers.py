@@ -24,15 +24,18 @@ from metatxn_gateways.pulsar.codes import REFUSALS, PulsarCode, PulsarError, exp
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.entries import ChecksumMismatch, metadata_of
 from metatxn_gateways.pulsar.names import message_id, segment_parts, txn_id_of
-from metatxn_gateways.pulsar.session import PulsarSession, refused
+from metatxn_gateways.pulsar.session import BegunCommand, PulsarSession, refused
 from metatxn_gateways.pulsar.topic_schemas import assert_writable, version_bytes
 from participants.segment.dedup import AppendedBefore
 from participants.segment.segment import Segment
 
 SHARED = 0
 MAX_NAME_BYTES = 256
+MAX_PRODUCERS = 10_000
+"""The most producers of a connection: one for each segment that its programs write to."""
+MAX_PENDING = 1_000
 MAX_PENDING_BYTES = 32 << 20
-"""The most bytes that a connection may have sent without an answer; then no more is received."""
+"""If a connection has sent more messages, or bytes of them, that are not answered, no more are received."""
 _GIVEN_UP = (PulsarCode.NOT_ALLOWED, PulsarCode.CHECKSUM)
 """After these errors the client goes on after the message."""
 
@@ -48,7 +51,7 @@ class _Sent:
     highest: int
     size: int
     appending: asyncio.Task[Position | None]
-    began: tuple[str, float]
+    began: BegunCommand
 
 
 @dataclass(slots=True)
@@ -138,14 +141,16 @@ class PulsarProducer:
             publishing = asyncio.ensure_future(self.segment.publish(entry))  # begun before that of the next one
         return await publishing
 
-    def confirmed(self) -> list[Reply]:
-        """The answers to the sends that are over, up to the first one that is not."""
+    def confirmed(self) -> tuple[list[Reply], int]:
+        """The answers to the sends that are over, up to the first one that is not, and the bytes of these sends."""
         answers: list[Reply] = []
+        size = 0
         while self.sent and self.sent[0].appending.done():
             sent = self.sent.popleft()
             self.session.answered(sent.began)
             answers.append([self._answer(sent)])
-        return answers
+            size += sent.size
+        return answers, size
 
     def _answer(self, sent: _Sent) -> bytes:
         about = {"producer_id": self.id, "sequence_id": sent.sequence}
@@ -167,6 +172,7 @@ class PulsarProducers:
     def __init__(self, session: PulsarSession) -> None:
         self._session = session
         self._producers: dict[int, PulsarProducer] = {}
+        self._pending = 0
         self._pending_bytes = 0
 
     def create(self, request: Any) -> None:
@@ -188,7 +194,11 @@ class PulsarProducers:
         assert_writable(parts.topic, (await broker.topic(parts.topic)).format)
         version = None
         if request.HasField("schema"):
-            version = await self._session.context.schemas.version_of(parts.topic, request.schema)
+            async with self._session.schemas:
+                version = await self._session.context.schemas.version_of(parts.topic, request.schema)
+        self._session.require("produce", parts.topic)
+        if request.producer_id not in self._producers and len(self._producers) >= MAX_PRODUCERS:
+            raise PulsarError(PulsarCode.NOT_ALLOWED, f"a connection has at most {MAX_PRODUCERS} producers")
         self._session.context.metrics.producers += request.producer_id not in self._producers
         producer = self._producers[request.producer_id] = PulsarProducer(
             request.producer_id, segment, name, self._session
@@ -209,21 +219,24 @@ class PulsarProducers:
         sent = producer.send(request, entry) if producer is not None else None
         if producer is None or sent is None:
             return
-        self._pending_bytes += sent.size
-        if self._pending_bytes > MAX_PENDING_BYTES:
-            self._session.hold("sends", held=True)
-        sent.appending.add_done_callback(partial(self._over, producer, sent.size))
+        self._count(1, sent.size)
+        sent.appending.add_done_callback(partial(self._over, producer))
 
-    def _over(self, producer: PulsarProducer, size: int, appending: asyncio.Task[Position | None]) -> None:
+    def _count(self, more: int, bytes_more: int) -> None:
+        """What is over and waits for the answer to one before it counts, too."""
+        self._pending += more
+        self._pending_bytes += bytes_more
+        self._session.hold("sends", self._pending >= MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES)
+
+    def _over(self, producer: PulsarProducer, appending: asyncio.Task[Position | None]) -> None:
         if appending.cancelled():
             return
         if (error := appending.exception()) is not None and not isinstance(error, REFUSALS):
             self._session.failed(error)
             return
-        was_full, self._pending_bytes = self._pending_bytes > MAX_PENDING_BYTES, self._pending_bytes - size
-        if was_full and self._pending_bytes <= MAX_PENDING_BYTES:
-            self._session.hold("sends", held=False)
-        if answers := producer.confirmed():
+        answers, size = producer.confirmed()
+        self._count(-len(answers), -size)
+        if answers:
             self._session.link.send(*answers)
 
     def close(self, request: Any) -> None:

@@ -17,7 +17,7 @@ from metatxn_gateways.listener import Reply
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.entries import served
 from metatxn_gateways.pulsar.names import message_id
-from metatxn_gateways.pulsar.session import PulsarSession
+from metatxn_gateways.pulsar.session import MAX_KEPT_BYTES, PulsarSession
 from participants.messages.payloads import message_count
 from participants.segment.segment import Segment
 
@@ -37,6 +37,10 @@ class PulsarReader:
         self._link = session.link
         self._left: deque[RawFrame] = deque()
         """The entries that were read and not sent yet."""
+        self._page_bytes = 0
+        """The bytes of the page that was read last."""
+        self._kept_bytes = 0
+        """What of it counts as kept: all of it, as long as any entry is left."""
         self._permits = 0
         self._permitted = asyncio.Event()
         self._ended = False
@@ -47,18 +51,28 @@ class PulsarReader:
             self._permitted.set()
 
     async def run(self) -> None:
-        """Send entries. Raises STORE_UNAVAILABLE once the segment is no longer served here, and the store's errors."""
+        """Send entries. Raises STORE_UNAVAILABLE once the segment is no longer served here, AUTHORIZATION once the
+        right to consume is lost, and the store's errors."""
+        try:
+            await self._run()
+        finally:
+            self._session.kept_bytes -= self._kept_bytes
+
+    async def _run(self) -> None:
         while True:
             await self._permitted.wait()
-            await self._link.until_writable()
             charge = await self._session.may_read()
-            changed = self.segment.changed.next()
-            self.segment.assert_serving()
-            more = bool(self._left) or await self._read_on()
-            size = self._send()
+            async with self._session.delivering:
+                await self._link.until_writable()
+                changed = self.segment.changed.next()
+                self.segment.assert_serving()
+                more = bool(self._left) or await self._read_on()
+                self._session.require("consume", self.segment.record.topic)
+                size = self._send()
             if charge is not None:
                 charge.answer(size)
-            if not more and not self._left:
+            left = self._leaves_some()
+            if not more and not left:
                 self._tell_end()
                 await asyncio.shield(changed)
 
@@ -70,8 +84,21 @@ class PulsarReader:
         except errors.PositionTrimmed:
             return True
         self._left.extend(page.frames)
+        self._page_bytes = sum(len(frame.data) for frame in page.frames)
         self._at = page.next
         return not page.end
+
+    def _leaves_some(self) -> bool:
+        """Whether something was read that is not permitted yet. It is kept, or read again if the readers of the
+        connection keep much already."""
+        some = bool(self._left)
+        others, kept = self._session.kept_bytes - self._kept_bytes, self._page_bytes if some else 0
+        if some and others + kept > MAX_KEPT_BYTES:
+            self._at = self._left[0].position.before
+            self._left.clear()
+            kept = 0
+        self._session.kept_bytes, self._kept_bytes = others + kept, kept
+        return some
 
     def _send(self) -> int:
         """Send what is permitted. Returns the bytes."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from metastore.txn.records.topics import PulsarSchemaRecord
 from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError
 from metatxn_gateways.pulsar.commands import command
 from metatxn_gateways.pulsar.names import named_topic
@@ -31,19 +32,16 @@ class Schemas:
     async def _got(self, request: Any) -> bytes:
         topic = named_topic(request.topic)
         self._session.require_sight(topic)
-        found = await self._schemas.get(topic, _wanted_version(request))
+        async with self._session.schemas:
+            await self._session.link.until_writable()
+            found = await self._schemas.get(topic, wanted_version(request))
+        self._session.require_sight(topic)
         if found is None:
             raise PulsarError(PulsarCode.TOPIC_NOT_FOUND, f"topic {topic} has no such schema of Pulsar's clients")
-        schema = found.schema
         return command(
             "get_schema_response",
             request_id=request.request_id,
-            schema={
-                "name": schema.name or "",
-                "type": schema.type,
-                "schema_data": schema.content,
-                "properties": [{"key": key, "value": value} for key, value in (schema.properties or {}).items()],
-            },
+            schema=shown_schema(found.schema),
             schema_version=version_bytes(found.version),
         )
 
@@ -53,12 +51,23 @@ class Schemas:
     async def _created(self, request: Any) -> bytes:
         topic = named_topic(request.topic)
         self._session.require("produce", topic)
-        version = await self._schemas.version_of(topic, request.schema)
+        async with self._session.schemas:
+            version = await self._schemas.version_of(topic, request.schema)
         shown = version_bytes(version) if version is not None else b""
         return command("get_or_create_schema_response", request_id=request.request_id, schema_version=shown)
 
 
-def _wanted_version(request: Any) -> int | None:
+def shown_schema(schema: PulsarSchemaRecord) -> dict[str, Any]:
+    """A schema as clients get it: as it came."""
+    return {
+        "name": schema.name or "",
+        "type": schema.type,
+        "schema_data": schema.content,
+        "properties": [{"key": key, "value": value} for key, value in (schema.properties or {}).items()],
+    }
+
+
+def wanted_version(request: Any) -> int | None:
     """The version that is asked for, or None for the latest one. Raises TOPIC_NOT_FOUND for what is no version."""
     if not request.HasField("schema_version"):
         return None

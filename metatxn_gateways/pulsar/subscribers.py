@@ -61,14 +61,16 @@ class Subscriber:
 
     async def run(self) -> None:
         """Send entries. Raises STORE_UNAVAILABLE once the segment is no longer served here, the error of a subscription
-        that has ended, and the store's errors."""
+        that has ended, AUTHORIZATION once the right to consume is lost, and the store's errors."""
         while True:
             await self._permitted.wait()
-            await self._link.until_writable()
             charge = await self._session.may_read()
-            changed = self.segment.changed.next()
-            self.part.assert_serving()
-            if (size := await self._deliver()) > 0:
+            async with self._session.delivering:
+                await self._link.until_writable()
+                changed = self.segment.changed.next()
+                self.part.assert_serving()
+                size = await self._deliver()
+            if size > 0:
                 if charge is not None:
                     charge.answer(size)
                 continue
@@ -81,9 +83,11 @@ class Subscriber:
             await asyncio.shield(changed)
 
     async def _deliver(self) -> int:
-        """Send what is due. Returns the bytes."""
+        """Send what is due. Returns the bytes. What was taken in vain, because the right to consume was lost, returns
+        when this consumer is detached. Raises AUTHORIZATION."""
         taking = TakingEntries(Taker(self.number, ()), self._permits, READ_BYTES)
         await self.part.dispatch.deliver(taking)
+        self._session.require("consume", self.segment.record.topic)
         frames: list[Reply] = []
         for each in taking.entries.values():
             fields: dict[str, Any] = {"redelivery_count": each.times}

@@ -50,7 +50,7 @@ class TopicSchemas:
         """The version of a schema that a producer names, which is stored if there is no equal one; None for the schema
         of bytes. Raises INCOMPATIBLE_SCHEMA for one that is not kept, NOT_ALLOWED for a topic without the format
         `pulsar`, NOT_FOUND and the store's errors."""
-        schema = _kept(wanted, self._clock())
+        schema = kept_schema(wanted, self._clock())
         patience = Patience()
         while await patience.lasts():
             stored = await self._store.get(paths.topic(topic))
@@ -92,7 +92,7 @@ def _versioned(stored: Record) -> Versioned:
     return Versioned(paths.parse_pulsar_schema(stored.key)[1], PulsarSchemaRecord.decode(stored.value))
 
 
-def _kept(wanted: Any, now_ms: int) -> PulsarSchemaRecord | None:
+def kept_schema(wanted: Any, now_ms: int) -> PulsarSchemaRecord | None:
     """The record of a schema; None for that of bytes. Raises INCOMPATIBLE_SCHEMA."""
     if wanted.type == _NO_SCHEMA:
         return None

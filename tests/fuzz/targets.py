@@ -42,8 +42,11 @@ from metatxn.wire.pulsar_entries import decode_pulsar, pulsar_bodies
 from metatxn.wire.record_batches import CODECS, bodies_of, finished_batch
 from metatxn.wire.record_batches import HEADER as HEADER_OF_BATCH
 from metatxn_gateways.listener import MalformedRequest
+from metatxn_gateways.pulsar.codes import PulsarError
 from metatxn_gateways.pulsar.commands import TYPES, command, read_command
 from metatxn_gateways.pulsar.entries import ChecksumMismatch, metadata_of
+from metatxn_gateways.pulsar.schemas import shown_schema, wanted_version
+from metatxn_gateways.pulsar.topic_schemas import kept_schema, version_bytes
 from participants.ledger import storage_id
 from participants.ledger.objects import HEADER_BYTES, ObjectHeader, ObjectIndex, ObjectKind
 from participants.ledger.storage import LedgerCorrupt, StorageRefused
@@ -411,9 +414,44 @@ def check_command(data: bytes) -> None:
         assert metadata_of(memoryview(b"\x0e\x01" + crc32c(data).to_bytes(4) + data)).num_messages_in_batch > 0
 
 
+def check_schema(data: bytes) -> None:
+    """As a command, and as the schema in one. What is kept is what came, and is given back so."""
+    size = bytes([len(data) & 0x7F | 0x80, len(data) >> 7 & 0x7F | 0x80, len(data) >> 14 & 0x7F])
+    inside = TYPES["get_or_create_schema"]
+    nested = bytes([inside << 3 & 0x7F | 2 | 0x80, inside >> 4]) + _varint(len(data) + 4) + b"\x1a" + size + data
+    for body in (data, bytes([0x08, inside]) + nested):
+        with suppress(MalformedRequest, PulsarError):
+            name, content, _ = read_command(memoryview(len(body).to_bytes(4) + body))
+            if name == "get_schema":
+                version = wanted_version(content)
+                assert version is None or version_bytes(version) == content.schema_version
+            elif name in ("get_or_create_schema", "producer"):
+                assert_given_back(content.schema)
+
+
+def assert_given_back(schema: Any) -> None:
+    kept = kept_schema(schema, 1)
+    if kept is not None:
+        found = topics.PulsarSchemaRecord.decode(kept.encode())
+        assert found == kept and found.is_same(kept)
+        shown = read_command(memoryview(command("get_schema_response", request_id=1, schema=shown_schema(found))))[
+            1
+        ].schema
+        assert (shown.type, shown.schema_data, shown.name) == (schema.type, schema.schema_data, schema.name)
+        assert {each.key: each.value for each in shown.properties} == {
+            each.key: each.value for each in schema.properties
+        }
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14])
+
+
 METADATA = bytes([0, 0, 0, 10, 0x0A, 0, 0x10, 0, 0x18, 0, 0x58, 3, 0x40, 0])
 """Of a batch of three messages, that is not compressed."""
 IN_BATCH = bytes([0, 0, 0, 8, 0x12, 2, 0x6B, 0x6B, 0x18, 1, 0x48, 0]) + b"v"
+
+PULSAR_SCHEMA = {"name": "n", "schema_data": b"{}", "type": 2, "properties": [{"key": "k", "value": "v"}]}
 
 TARGETS: Mapping[str, Target] = {
     "Produce of Kafka's clients": Target(kafka.check_produce, kafka.good_produce()),
@@ -428,6 +466,15 @@ TARGETS: Mapping[str, Target] = {
             command("producer", topic=SEGMENT, producer_id=1, request_id=2) + b"x",
             command("send", producer_id=1, sequence_id=3),
             METADATA,
+        ],
+    ),
+    "schemas of Pulsar's clients": Target(
+        check_schema,
+        [
+            command("get_or_create_schema", topic=SEGMENT, request_id=1, schema=PULSAR_SCHEMA)[4:],
+            command("producer", topic=SEGMENT, producer_id=1, request_id=2, schema=PULSAR_SCHEMA)[4:],
+            command("get_schema", topic=SEGMENT, request_id=3, schema_version=bytes(8))[4:],
+            b"\x0a\x01n\x1a\x02{}\x20\x02\x2a\x06\x0a\x01k\x12\x01v",
         ],
     ),
     "answers over HTTP": Target(check_answer, HTTP_ANSWERS),

@@ -38,7 +38,7 @@ class LimitedPulsar:
         self.waited: list[str] = []
         service = Serving(gateway.broker)
         self.quotas = service.quotas = Quotas(gateway.world.store, clock=lambda: self.now_s, refused=self.waited.append)
-        self.listener = PulsarListener(gateway.world.store, service=service, port=0)
+        self.listener = PulsarListener(gateway.world.store, service=service, port=0, exposure=gateway.exposure)
         self._store = gateway.world.store
 
     async def limit(self, **amounts: int) -> None:

@@ -186,12 +186,12 @@ async def test_what_a_consumer_reads_with_is_not_kept(gateway: PulsarGateway) ->
 
 async def test_two_schemas_at_once_have_two_versions_and_two_equal_ones_have_one(gateway: PulsarGateway) -> None:
     (segment,) = await gateway.create("t")
-    async with gateway.client() as client:
+    async with gateway.client() as client, gateway.client() as other:
         for late, first in ((b"a", b"b"), (b"c", b"c")):
             held = gateway.world.store.fault(Fault(puts(SCHEMAS), hold_before=True))
             waiting = asyncio.ensure_future(named(client, segment, schema(late), 1))
             await held.reached.wait()
-            version = await named(client, segment, schema(first), 2)
+            version = await named(other, segment, schema(first), 2)
             held.go.set()
             assert await waiting == version + (late != first)
     assert await stored(gateway) == 3

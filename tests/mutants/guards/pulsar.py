@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 _ATTACHED = "participants/subscription/attached.py"
 _DISPATCH = "participants/subscription/dispatch.py"
 _ACKS = "metatxn_gateways/pulsar/acks.py"
 _CONSUMERS = "metatxn_gateways/pulsar/consumers.py"
 _ORDERED = "metatxn_gateways/pulsar/ordered.py"
+_READERS = "metatxn_gateways/pulsar/readers.py"
 _SUBSCRIBERS = "metatxn_gateways/pulsar/subscribers.py"
 _AUTHENTICATION = "metatxn_gateways/pulsar/authentication.py"
 _CONNECTION = "metatxn_gateways/pulsar/connection.py"
@@ -22,6 +23,8 @@ _TEST_LAYOUTS = "tests/gateways/pulsar/test_layouts.py"
 _TEST_QUOTAS = "tests/gateways/pulsar/test_quotas.py"
 _TEST_SCHEMAS = "tests/gateways/pulsar/test_schemas.py"
 _TEST_SECURITY = "tests/gateways/pulsar/test_security.py"
+_TEST_RIGHTS = "tests/gateways/pulsar/test_rights.py"
+_TEST_ROOM = "tests/gateways/pulsar/test_room.py"
 _TEST_REFRESH = "tests/gateways/pulsar/test_token_refresh.py"
 _TEST_ATTACHED = "tests/participants/subscription/test_attached.py"
 _TEST_CONSUMING = "tests/gateways/pulsar/test_consuming.py"
@@ -175,10 +178,9 @@ PULSAR = (
     Mutant(
         "token-of-pulsar-looked-at-once",
         "a token is looked at again with every command",
-        _CONNECTION,
-        "        self._session.principal = self._authentication.principal()\n",
-        "        self._session.principal = getattr(self, '_first', None) or self._authentication.principal()\n"
-        "        self._first = self._session.principal\n",
+        _SESSION,
+        "        return self._look()\n",
+        "        self._first = getattr(self, '_first', None) or self._look()\n        return self._first\n",
         tests=(f"{_TEST_SECURITY}::test_both_kinds_of_tokens_are_taken_and_a_revoked_one_ends_its_connection",),
     ),
     Mutant(
@@ -378,8 +380,8 @@ PULSAR = (
         "challenge-that-old-clients-do-not-know",
         "a client that does not know challenges is not challenged",
         _AUTHENTICATION,
-        "        if expires_s is not None and self._can_refresh:\n",
-        "        if expires_s is not None:\n",
+        "            if self._can_refresh:\n",
+        "            if True:\n",
         tests=(f"{_TEST_REFRESH}::test_a_client_that_knows_no_challenge_is_not_asked",),
     ),
     Mutant(
@@ -397,5 +399,261 @@ PULSAR = (
         "        if self._authenticator is None or not self._challenged:\n",
         "        if self._authenticator is None:\n",
         tests=(f"{_TEST_REFRESH}::test_a_token_that_nobody_has_asked_for_closes_the_connection",),
+    ),
+    Mutant(
+        "subscriber-without-the-right",
+        "what is delivered to a subscriber needs the right of the moment",
+        _SUBSCRIBERS,
+        """        self._session.require("consume", self.segment.record.topic)\n""",
+        "",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_read_meanwhile_is_not_sent",),
+    ),
+    Mutant(
+        "reader-without-the-right",
+        "what is delivered to a reader needs the right of the moment",
+        _READERS,
+        """            self._session.require("consume", self.segment.record.topic)\n""",
+        "",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_read_meanwhile_is_not_sent",),
+    ),
+    Mutant(
+        "consumers-outlive-their-right",
+        "a consumer is closed when its principal loses the right",
+        _CONNECTION,
+        "            for opened in (self._lookups, self._memberships, self._consumers):\n",
+        "            for opened in (self._lookups, self._memberships):\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_was_permitted_before_is_not_delivered_to_one_that_has_lost_the_right",),
+    ),
+    Mutant(
+        "watches-outlive-their-right",
+        "a watch of a topic ends when its principal may not see the topic any more",
+        _CONNECTION,
+        "            for opened in (self._lookups, self._memberships, self._consumers):\n",
+        "            for opened in (self._memberships, self._consumers):\n",
+        tests=(f"{_TEST_RIGHTS}::test_who_may_see_a_topic_no_more_is_told_and_learns_nothing_more_of_it",),
+    ),
+    Mutant(
+        "memberships-outlive-their-right",
+        "a consumer that reads in order has no segments when its principal loses the right",
+        _CONNECTION,
+        "            for opened in (self._lookups, self._memberships, self._consumers):\n",
+        "            for opened in (self._lookups, self._consumers):\n",
+        tests=(f"{_TEST_RIGHTS}::test_a_consumer_that_reads_in_order_asks_again_once_it_has_lost_the_right",),
+    ),
+    Mutant(
+        "layout-pushed-without-the-right",
+        "a layout is told to those who may see the topic at that moment",
+        _LOOKUPS,
+        "        if not self._session.may_be_told(None, self.topic):\n",
+        "        if False:\n",
+        tests=(f"{_TEST_RIGHTS}::test_a_layout_is_not_told_to_one_that_may_not_see_it_by_the_file",),
+    ),
+    Mutant(
+        "looked-up-with-a-right-that-is-gone",
+        "a lookup that has waited is decided by the rights when it is answered",
+        _LOOKUPS,
+        "            url = await self._serving(request.topic, parts.topic)\n"
+        "            self._session.require_sight(parts.topic)\n",
+        "            url = await self._serving(request.topic, parts.topic)\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "attached-with-a-right-that-is-gone",
+        "a consumer whose right was lost while it was attached does not stay",
+        _CONSUMERS,
+        "        except PulsarError:\n            await self._drop(request.consumer_id)\n            raise\n",
+        "        except PulsarError:\n            raise\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "schema-told-with-a-right-that-is-gone",
+        "a schema is told by the rights when it is answered",
+        "metatxn_gateways/pulsar/schemas.py",
+        "        self._session.require_sight(topic)\n        if found is None:\n",
+        "        if found is None:\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "joined-with-a-right-that-is-gone",
+        "segments are assigned by the rights when that is answered",
+        "metatxn_gateways/pulsar/memberships.py",
+        """            self._session.require("consume", topic)\n        except BaseException:\n""",
+        "        except BaseException:\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
+    ),
+    Mutant(
+        "acknowledged-by-one-that-was-closed",
+        "what a consumer asks for that has lost its right is refused for the want of it",
+        _CONSUMERS,
+        "            self._barred[reads.id] = reads.segment.record.topic\n",
+        "            pass\n",
+        tests=(f"{_TEST_RIGHTS}::test_what_was_permitted_before_is_not_delivered_to_one_that_has_lost_the_right",),
+    ),
+    Mutant(
+        "rights-of-the-arrival",
+        "what has waited for a quota is decided by the rights when it is begun",
+        _CONNECTION,
+        "PulsarSession(context, link, self._authentication.principal)\n",
+        "PulsarSession(context, link, lambda: self._principal)\n",
+        others=(
+            Edit(
+                _CONNECTION,
+                "        self._obey(self._session.principal)\n",
+                "        self._obey(self._authentication.principal())\n",
+            ),
+        ),
+        tests=(f"{_TEST_RIGHTS}::test_what_waits_for_a_quota_is_decided_by_the_rights_when_it_is_begun",),
+    ),
+    Mutant(
+        "connection-that-outlives-its-token",
+        "a token that cannot be followed by another one ends its connection",
+        _AUTHENTICATION,
+        "        if expires_s is not None:\n",
+        "        if expires_s is not None and self._can_refresh:\n",
+        tests=(f"{_TEST_RIGHTS}::test_a_client_that_cannot_show_another_token_is_closed_when_its_token_ends",),
+    ),
+    Mutant(
+        "received-from-one-that-takes-nothing",
+        "nothing is received from a client that does not take its answers",
+        _SESSION,
+        "        self.hold(_UNTAKEN, not writable)\n",
+        "        pass\n",
+        tests=(f"{_TEST_ROOM}::test_nothing_is_received_from_a_client_that_does_not_take_its_answers",),
+    ),
+    Mutant(
+        "layouts-for-one-that-takes-nothing",
+        "of what is sent unasked, the last of each waits for its client",
+        _SESSION,
+        "        while self._pushes and self.link.writable:\n",
+        "        while self._pushes:\n",
+        tests=(f"{_TEST_ROOM}::test_layouts_wait_for_a_client_that_does_not_take_them_and_only_the_last_one_is_sent",),
+    ),
+    Mutant(
+        "requests-without-end",
+        "a connection has a bounded number of requests in progress",
+        _SESSION,
+        "self._requests >= MAX_REQUESTS or self",
+        "self",
+        tests=(f"{_TEST_ROOM}::test_so_many_requests_are_in_progress",),
+    ),
+    Mutant(
+        "bytes-of-requests-without-end",
+        "a connection has a bounded number of bytes of requests in progress",
+        _SESSION,
+        " or self._request_bytes >= MAX_REQUEST_BYTES",
+        "",
+        tests=(f"{_TEST_ROOM}::test_so_many_bytes_of_requests_are_in_progress",),
+    ),
+    Mutant(
+        "lookups-without-end",
+        "a connection has a bounded number of lookups that wait",
+        _LOOKUPS,
+        "            if self._waiting >= MAX_LOOKUPS:\n",
+        "            if False:\n",
+        tests=(f"{_TEST_ROOM}::test_lookups_beyond_the_bound_are_too_many",),
+    ),
+    Mutant(
+        "producers-without-end",
+        "a connection has a bounded number of producers",
+        _PRODUCERS,
+        "        if request.producer_id not in self._producers and len(self._producers) >= MAX_PRODUCERS:\n",
+        "        if False:\n",
+        tests=(f"{_TEST_ROOM}::test_a_connection_has_so_many_producers",),
+    ),
+    Mutant(
+        "consumers-that-come-at-once",
+        "a connection has a bounded number of consumers, with those that are being created",
+        _CONSUMERS,
+        " + len(self._opening) + ",
+        " + ",
+        tests=(f"{_TEST_ROOM}::test_a_connection_has_so_many_consumers_also_if_they_come_at_once",),
+    ),
+    Mutant(
+        "closed-while-it-is-created",
+        "a consumer that its client has closed while it was created does not stay",
+        _CONSUMERS,
+        "        self._opening.discard(consumer_id)\n",
+        "        pass\n",
+        tests=(f"{_TEST_ROOM}::test_a_consumer_that_is_closed_while_it_is_created_does_not_stay",),
+    ),
+    Mutant(
+        "sends-without-end",
+        "a connection has a bounded number of messages that are not answered",
+        _PRODUCERS,
+        "self._pending >= MAX_PENDING or self",
+        "self",
+        tests=(f"{_TEST_ROOM}::test_what_was_sent_and_is_not_answered_is_bounded_also_behind_what_waits",),
+    ),
+    Mutant(
+        "sends-behind-what-waits",
+        "a message counts until it is answered",
+        _PRODUCERS,
+        "        self._count(-len(answers), -size)\n",
+        "        self._count(-1, -size)\n",
+        tests=(f"{_TEST_ROOM}::test_what_was_sent_and_is_not_answered_is_bounded_also_behind_what_waits",),
+    ),
+    Mutant(
+        "all-consumers-read-at-once",
+        "a bounded number of consumers of a connection read at once",
+        _SESSION,
+        "asyncio.Semaphore(DELIVERIES_AT_ONCE)",
+        "asyncio.Semaphore(1_000)",
+        tests=(f"{_TEST_ROOM}::test_so_many_consumers_read_at_once",),
+    ),
+    Mutant(
+        "kept-without-end",
+        "what readers keep until it is permitted is bounded",
+        _READERS,
+        "        if some and others + kept > MAX_KEPT_BYTES:\n",
+        "        if False:\n",
+        tests=(f"{_TEST_ROOM}::test_what_is_not_permitted_yet_is_kept_in_a_bounded_room_and_delivered_once",),
+    ),
+    Mutant(
+        "read-no-more-after-it-was-not-kept",
+        "what was read and not kept is read again",
+        _READERS,
+        "            if not more and not left:\n",
+        "            if not more and not self._left:\n",
+        tests=(f"{_TEST_ROOM}::test_what_is_not_permitted_yet_is_kept_in_a_bounded_room_and_delivered_once",),
+    ),
+    Mutant(
+        "command-of-any-size",
+        "a command has a bounded number of bytes",
+        "metatxn_gateways/pulsar/commands.py",
+        "    if size > MAX_COMMAND_BYTES:\n",
+        "    if False:\n",
+        tests=(f"{_TEST_ROOM}::test_a_command_has_so_many_bytes",),
+    ),
+    Mutant(
+        "frame-of-any-size",
+        "a command and its entry have a bounded number of bytes",
+        _CONNECTION,
+        "        link.max_request_bytes = min(link.max_request_bytes, MAX_FRAME_BYTES)\n",
+        "        pass\n",
+        tests=(f"{_TEST_ROOM}::test_a_command_has_so_many_bytes",),
+    ),
+    Mutant(
+        "acknowledges-any-number",
+        "an acknowledgement looks at a bounded number of messages",
+        _ACKS,
+        "(left := left - await part.size_of(position)) < 0",
+        "False",
+        tests=(f"{_TEST_ROOM}::test_an_acknowledgement_looks_at_so_many_messages",),
+    ),
+    Mutant(
+        "one-that-takes-nothing-stays",
+        "a client that takes nothing is gone after a while",
+        _SESSION,
+        "        return bool(self._holding - {_UNTAKEN})\n",
+        "        return bool(self._holding)\n",
+        tests=(f"{_TEST_ROOM}::test_a_client_that_takes_nothing_is_gone_after_a_while",),
+    ),
+    Mutant(
+        "schema-that-loses-its-properties",
+        "5.27: a schema is given back as it came",
+        "metatxn_gateways/pulsar/schemas.py",
+        """[{"key": key, "value": value} for key, value in (schema.properties or {}).items()]""",
+        "[]",
+        tests=("tests/fuzz/test_fuzz.py::test_bad_input_is_refused_and_nothing_else_happens",),
     ),
 )
