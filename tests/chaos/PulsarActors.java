@@ -695,14 +695,16 @@ public class PulsarActors {
         void acknowledge(List<Message<String>> messages, Transaction transaction) throws Exception {
             MessageId last = messages.get(messages.size() - 1).id();
             Set<Long> covered = ((Map<Long, Object>) Consumers.asked(last, "positionVector")).keySet();
+            Set<Long> needed = new LinkedHashSet<>();
             for (Message<String> each : messages) {
-                if (!covered.contains(Consumers.segment(each.id()))) {
-                    throw new Unfit("an acknowledgement would leave a message out");
-                }
+                needed.add(Consumers.segment(each.id()));
             }
-            var before = consumers.of(covered);
+            if (!covered.containsAll(needed)) {
+                throw new Unfit("an acknowledgement would leave a message out");
+            }
+            var before = consumers.of(needed);
             consumer.acknowledgeCumulative(last, transaction);
-            if (!consumers.of(covered).equals(before)) {
+            if (!consumers.of(needed).equals(before)) {
                 throw new Unfit("a consumer of the client has changed during an acknowledgement");
             }
         }

@@ -16,7 +16,7 @@ _NS_PER_MS = 1_000_000
 _OF_THE_MOMENT = {
     *("TimeoutException", "PulsarClientException", "AlreadyClosedException", "ConnectException", "LookupException"),
     *("BrokerPersistenceException", "CoordinatorNotFoundException", "MetaStoreHandlerNotReadyException"),
-    *("TopicTerminatedException", "TransactionHasOperationFailedException"),
+    *("TopicTerminatedException", "TransactionCoordinatorClientException", "TransactionHasOperationFailedException"),
 }
 _OF_ITS_TRANSACTION = {
     *("InvalidTxnStatusException", "TransactionNotFoundException", "TransactionConflictException"),
