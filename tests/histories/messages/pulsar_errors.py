@@ -15,7 +15,7 @@ from tests.histories.messages.history import History
 _NS_PER_MS = 1_000_000
 _OF_THE_MOMENT = {
     *("TimeoutException", "PulsarClientException", "AlreadyClosedException", "ConnectException", "LookupException"),
-    *("BrokerPersistenceException", "CoordinatorNotFoundException", "MetaStoreHandlerNotReadyException"),
+    *("BrokerPersistenceException", "CoordinatorNotFoundException", "ServiceNotReadyException"),
     *("TopicTerminatedException", "TransactionCoordinatorClientException", "TransactionHasOperationFailedException"),
 }
 _OF_ITS_TRANSACTION = {
