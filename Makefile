@@ -101,7 +101,7 @@ build/previous/.ready:
 	$(@D)/venv/bin/python -m pip install --quiet --no-compile $(abspath $(@D))/source
 	touch $@
 
-chaos: setup  ## Real processes are killed, frozen and cut off (MINUTES=10, MIX=etcd, SEED=7)
+chaos: setup $(if $(filter pulsar,$(MIX)),$(PULSAR))  ## Real processes are killed, frozen and cut off (MINUTES=10, MIX=etcd, SEED=7)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(MIX),--mix $(MIX)) $(if $(SEED),--seed $(SEED))
 
 fuzz: setup  ## Coverage-guided fuzzing of every decoder (MINUTES=10, TARGET=frames)

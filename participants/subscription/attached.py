@@ -5,7 +5,8 @@
 
 The owner attaches a consumer, and detaches it when its connection is gone; so nothing else has to say who is present,
 and no home can take from an attached consumer what it holds. Where one consumer at a time gets the messages of a
-segment, it is the attached one, and the home gets none (DESIGN §5.10).
+segment, it is the attached one, and the home gets none (DESIGN §5.10). It gets nothing either as long as transactions
+that were open when it was attached have acknowledged something: what one of them returns has to come first.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Callable, Mapping
 from itertools import count
 
 from metatxn.wire import errors
+from metatxn.wire.ids import TxnId
 from participants.subscription.definitions import Definition
 from participants.subscription.deliveries import Deliveries
 from participants.subscription.dispatch import Dispatch
+from participants.subscription.pending_acks import PendingAckStore
 from participants.subscription.taking import FIRST_ATTACHED
 
 
@@ -30,6 +33,7 @@ class AttachedConsumers:
         definition: Definition,
         dispatch: Dispatch,
         deliveries: Deliveries,
+        pending: PendingAckStore,
         assert_serving: Callable[[], None],
     ) -> None:
         self._segment = segment
@@ -39,6 +43,9 @@ class AttachedConsumers:
         self._assert_serving = assert_serving
         self._numbers = count(FIRST_ATTACHED)
         self._names: dict[int, str] = {}
+        self._pending = pending
+        self._before: set[TxnId] = set()
+        """The open transactions that had acknowledged something before the one consumer was attached."""
         dispatch.admits = self.admits
 
     @property
@@ -56,7 +63,8 @@ class AttachedConsumers:
     def admits(self, consumer: int) -> bool:
         """Whether messages may be delivered to this consumer."""
         if consumer >= FIRST_ATTACHED:
-            return consumer in self._names
+            self._before = {txn_id for txn_id in self._before if self._pending.get(txn_id) is not None}
+            return consumer in self._names and not self._before
         return not (self._names and self._one_at_a_time)
 
     @property
@@ -92,6 +100,7 @@ class AttachedConsumers:
             number = next(self._numbers)
             self._names[number] = name
             if self._one_at_a_time:
+                self._before = {each.txn_id for each in self._pending}
                 for consumer in self._deliveries.consumers:
                     self._dispatch.consumer_gone(consumer)
         return number

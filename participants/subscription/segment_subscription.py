@@ -149,7 +149,9 @@ class SegmentSubscription:
             on_dead=lambda places: self.on_dead(self, places),
             persist=lambda: self._cursor_store.persist(),
         )
-        self.attached = AttachedConsumers(segment.id, definition, self.dispatch, self.deliveries, self.assert_serving)
+        self.attached = AttachedConsumers(
+            segment.id, definition, self.dispatch, self.deliveries, pending, self.assert_serving
+        )
         self._store = store
         self._mirror = mirror
         self._headers = Follower(mirror, self._on_final)

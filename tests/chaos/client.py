@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -327,9 +327,10 @@ class Follower(Observer):
 
 class Surveyor(Actor):
     pause_s = SURVEYING_PAUSE_S
+    topics: Sequence[str] = (*BANK, LOG, INPUTS, OUTPUTS)
 
     def turn(self) -> None:
-        topic = self.dice.choice((*BANK, LOG, INPUTS, OUTPUTS))
+        topic = self.dice.choice(self.topics)
         active = [segment for segment in self.client.topic(topic).segments if segment.state == "active"]
         active.sort(key=lambda segment: segment.range)
         if len(active) < MOST_SEGMENTS:
@@ -364,7 +365,7 @@ def end_process(failure: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def main(urls: str, directory: str, name: str, seed: str) -> None:
+def main(urls: str, directory: str, name: str, seed: str, surveyed: str = "") -> None:
     life = f"{name}-{uuid.uuid4().hex[:6]}"
     dice = Random(f"{seed} {name} {len(list(Path(directory).iterdir()))}")
     recorder = Recorder(Ledger(Path(directory) / f"{life}.jsonl").take, life, time.monotonic_ns)
@@ -372,8 +373,11 @@ def main(urls: str, directory: str, name: str, seed: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threads = []
-    for number, kind in enumerate(ACTORS):
+    kinds: list[type[Actor]] = [*ACTORS, Surveyor] if surveyed else ACTORS
+    for number, kind in enumerate(kinds):
         actor = kind(dice.choice(urls.split(",")), f"{life}-{number}", recorder, Random(dice.random()))
+        if number == len(ACTORS) and isinstance(actor, Surveyor):
+            actor.topics, actor.pause_s = surveyed.split(","), SURVEYING_PAUSE_S / 2
         threads.append(threading.Thread(target=actor.run, args=(stop,), name=actor.name))
     for thread in threads:
         thread.start()

@@ -18,18 +18,21 @@ from metastore.urls import open_store_to_read
 from participants.ledger.watermark import DEFAULT_PERCENT
 from participants.segment.rolling import DEFAULT_MAX_LEDGER_BYTES
 from tests.bounds import ledger_bytes
+from tests.chaos.client_ways import ClientWays, client_ways
 from tests.chaos.disk import Disk
-from tests.chaos.kafka_ways import KafkaWays, kafka_ways
 from tests.chaos.mixes import Fault, Mix
+from tests.chaos.pulsar_client import PULSAR_TOPICS, command_of_actors, compile_actors
 from tests.chaos.releases import client_of_the_previous_release, of_the_previous_release
 from tests.chaos.schedule import (
     BROKERS,
     CLIENTS,
     COORDINATORS,
     DISKS,
-    KAFKA,
     KAFKA_CLIENTS,
+    LISTENER_CLIENTS,
+    PULSAR_CLIENTS,
     SERVICES,
+    SHIPPER,
     clients,
     members,
 )
@@ -50,7 +53,7 @@ QUOTA = ("--quota-backend-bytes", str(128 << 20))
 LEDGERS_SIZE, STORE_SIZE = "512m", "1g"
 """Of disks. What lies on them takes memory; etcd keeps five files of its log, 64 MiB each, and copies its database."""
 OURSELVES = "last"
-"""The harness, which is a client of Kafka's in the end."""
+"""The harness, which is a client of a listener in the end, or has one."""
 POLL_S = 0.2
 PATIENCE_S = 300.0
 """How long anything may take without faults: much longer than on a machine that has nothing else to do."""
@@ -73,9 +76,10 @@ class Cluster:
         self.peers = PeerWays()
         self.disks: dict[str, Disk] = {}
         self.died: Counter[str] = Counter()
-        self.kafka = KafkaWays()
+        self.listeners = ClientWays()
         self._ports = {name: free_port() for name in SERVICES}
-        self._kafka_ports = {name: free_port() for name in BROKERS}
+        self._listener_ports = {name: free_port() for name in BROKERS}
+        self._last: Service | None = None
         self.of_previous: set[str] = {*SERVICES, CLIENTS[0]} if mix.upgrade else set()
         """The processes that run the previous release, once they are launched again. The other clients may be ahead of
         the services."""
@@ -91,14 +95,14 @@ class Cluster:
         return [self._advertised(name) for name in SERVICES]
 
     @property
-    def kafka_servers(self) -> str:
-        """Where Kafka's clients begin."""
-        return ",".join(self.kafka.addresses.values())
+    def listener_addresses(self) -> str:
+        """Where clients of the listener begin."""
+        return ",".join(self.listeners.addresses.values())
 
     def way(self, target: str) -> Relay | Relays:
-        """What a fault of the schedule names: one way, or all those of one of Kafka's clients."""
+        """What a fault of the schedule names: one way, or all those of one client of a listener."""
         name, _, to = target.partition(">")
-        return self.kafka.of_client[name] if to == "brokers" else self.ways[target]
+        return self.listeners.of_client[name] if to == "brokers" else self.ways[target]
 
     def _advertised(self, name: str) -> str:
         return f"http://127.0.0.1:{self.ways[f'clients>{name}'].port}"
@@ -114,8 +118,10 @@ class Cluster:
                 await self._open_way(stack, f"clients>{name}", self._ports[name])
                 for one, member in self.members.items():
                     await self._open_way(stack, f"{name}>{one}", member.port)
-            if self.mix.kafka:
-                await self._open_ways_of_kafka(stack)
+            if self.mix.listener:
+                await self._open_ways_to_listeners(stack, self.mix.listener)
+            if self.mix.listener == "pulsar":
+                await asyncio.to_thread(compile_actors, self._directory)
             for name in SERVICES:
                 self.services[name] = Service(name, partial(self._service, name), self.log(name))
             for name in clients(self.mix):
@@ -159,17 +165,28 @@ class Cluster:
     async def _open_way(self, stack: AsyncExitStack, name: str, port: int) -> None:
         self.ways[name] = await stack.enter_async_context(Relay(port))
 
-    async def _open_ways_of_kafka(self, stack: AsyncExitStack) -> None:
+    async def _open_ways_to_listeners(self, stack: AsyncExitStack, listener: str) -> None:
         ports = {}
         for name in BROKERS:
-            await self._open_way(stack, f"{KAFKA}>{name}", self._kafka_ports[name])
-            ports[name] = self.ways[f"{KAFKA}>{name}"].port
-        self.kafka = await stack.enter_async_context(kafka_ways(ports, self._processes_of_kafka))
+            await self._open_way(stack, f"{listener}>{name}", self._listener_ports[name])
+            ports[name] = self.ways[f"{listener}>{name}"].port
+        self.listeners = await stack.enter_async_context(client_ways(ports, self._processes_of_clients))
 
-    def _processes_of_kafka(self) -> dict[str, int | None]:
-        known = {name: self.clients.get(name) for name in KAFKA_CLIENTS}
+    def _processes_of_clients(self) -> dict[str, int | None]:
+        known = {name: self.clients.get(name) for name in LISTENER_CLIENTS[self.mix.listener]}
         pids = {name: each.pid if each and each.alive() else None for name, each in known.items()}
-        return {**pids, OURSELVES: os.getpid()}
+        return {**pids, OURSELVES: self._last.pid if self._last and self._last.alive() else os.getpid()}
+
+    @asynccontextmanager
+    async def last_client(self, *role: str) -> AsyncIterator[Service]:
+        """A client of Pulsar's that belongs to the harness; nobody strikes it."""
+        self._last = Service(OURSELVES, partial(self._pulsar_client, OURSELVES, *role), self.log(OURSELVES))
+        try:
+            self._last.launch()
+            yield self._last
+            await self._last.stop()
+        finally:
+            await self._last.close()
 
     def log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
@@ -188,20 +205,28 @@ class Cluster:
             return options + SWEEPS
         options += ["--max-ledger-bytes", str(ledger_bytes(self._seed, DEFAULT_MAX_LEDGER_BYTES))]
         options += ["--disk-watermark", str(100 if self._seed % 2 else DEFAULT_PERCENT)]
-        if self.mix.kafka:
-            options += ["--kafka-port", str(self._kafka_ports[name]), "--kafka-advertise", self.kafka.addresses[name]]
+        if (kind := self.mix.listener) is not None:
+            options += [f"--{kind}-port", str(self._listener_ports[name])]
+            options += [f"--{kind}-advertise", self.listeners.addresses[name]]
         if self.mix.ledgers == "shared":
             return [*options, "--storage", f"file://{self.disks[DISKS].path / 'objects'}"]
         return [*options, "--data-dir", str(self.disks[DISKS].path / name)]
 
     def _client(self, name: str) -> list[str]:
         if name in KAFKA_CLIENTS:
-            arguments = [self.kafka_servers, str(self.histories), name, str(self._seed)]
+            arguments = [self.listener_addresses, str(self.histories), name, str(self._seed)]
             return [sys.executable, "-m", "tests.chaos.kafka_client", *arguments]
+        if name in PULSAR_CLIENTS:
+            return self._pulsar_client(name, "feed" if name == SHIPPER else "work")
         arguments = [",".join(self.urls), str(self.histories), name, str(self._seed)]
+        if self.mix.listener == "pulsar":
+            arguments.append(",".join(PULSAR_TOPICS))
         if name in self.of_previous:
             return client_of_the_previous_release(arguments)
         return [sys.executable, "-m", "tests.chaos.client", *arguments]
+
+    def _pulsar_client(self, name: str, *role: str) -> list[str]:
+        return command_of_actors(self._directory, self.listener_addresses, self.histories, name, self._seed, *role)
 
     # -- releases ----------------------------------------------------------------------------------------------
 

@@ -70,8 +70,8 @@ class Mix:
     longest_s: float = 30.0
     upgrade: bool = False
     """Whether every process is of the previous release at first, until it is started with the other one."""
-    kafka: bool = False
-    """Whether brokers serve Kafka's clients, which then take the place of one process of clients."""
+    listener: Literal["kafka", "pulsar"] | None = None
+    """Whose clients brokers serve, too; these then take the place of one process of clients."""
 
 
 MIXES = {
@@ -83,7 +83,8 @@ MIXES = {
     "short": Mix("etcd", 1, "shared", EVERYTHING, pause_s=2.0, longest_s=8.0),
     "store": Mix("etcd", 3, "shared", APART | {Fault.STORE_FULL: 1}, pause_s=10.0),
     "ensemble": Mix("zk", 3, "shared", APART | {Fault.LEADER: 1, Fault.QUORUM: 1}, pause_s=10.0),
-    "kafka": Mix("etcd", 1, "shared", EVERYTHING, pause_s=3.0, kafka=True),
+    "kafka": Mix("etcd", 1, "shared", EVERYTHING, pause_s=3.0, listener="kafka"),
+    "pulsar": Mix("etcd", 1, "shared", EVERYTHING, pause_s=3.0, listener="pulsar"),
     "frozen": Mix("etcd", 1, "shared", {Fault.FREEZE: 1}, pause_s=15.0, longest_s=90.0),
 }
 MIXES |= {

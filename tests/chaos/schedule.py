@@ -16,7 +16,12 @@ FEEDER, MEMBERS, TWIN = "feeder", ("member-0", "member-1"), "twin"
 """Of Kafka's clients: whoever fills and reads topics, the members of a group, and one with the same transactional id as
 the first of them."""
 KAFKA_CLIENTS = (FEEDER, *MEMBERS, TWIN)
-KAFKA = "kafka"
+SHIPPER, WORKERS = "shipper", ("worker-0", "worker-1")
+"""Of Pulsar's clients: whoever fills and reads topics, and those that transform what was sent."""
+PULSAR_CLIENTS = (SHIPPER, *WORKERS)
+LISTENER_CLIENTS: dict[str | None, tuple[str, ...]] = {None: (), "kafka": KAFKA_CLIENTS, "pulsar": PULSAR_CLIENTS}
+TRANSFORMERS: dict[str | None, tuple[str, ...]] = {None: (), "kafka": MEMBERS, "pulsar": WORKERS}
+"""Those that are struck more often."""
 STORE = "store"
 DISKS = "disk"
 SHORTEST_S = 1.0
@@ -45,18 +50,19 @@ def members(mix: Mix) -> list[str]:
 
 
 def clients(mix: Mix) -> tuple[str, ...]:
-    return (CLIENTS[0], *KAFKA_CLIENTS) if mix.kafka else CLIENTS
+    return (CLIENTS[0], *LISTENER_CLIENTS[mix.listener]) if mix.listener else CLIENTS
 
 
 def ways(mix: Mix) -> list[str]:
     """From clients to each service, and from each service to each member of the store. Those to the brokers come three
-    times, as all messages go there: what is lost on them tests what retries do. Kafka's clients have one way to each
-    broker together, and each of them one to all brokers."""
+    times, as all messages go there: what is lost on them tests what retries do. Clients of a listener have one way to
+    each broker together, and each of them one to all brokers."""
     to_services = [f"clients>{name}" for name in (*COORDINATORS, *BROKERS, *BROKERS, *BROKERS)]
-    of_kafka = [f"{KAFKA}>{name}" for name in (*BROKERS, *BROKERS)]
-    of_kafka += [f"{name}>brokers" for name in (*KAFKA_CLIENTS, *MEMBERS, *MEMBERS)]
+    transformers = TRANSFORMERS[mix.listener]
+    to_listeners = [f"{mix.listener}>{name}" for name in (*BROKERS, *BROKERS)] if mix.listener else []
+    to_listeners += [f"{name}>brokers" for name in (*LISTENER_CLIENTS[mix.listener], *transformers, *transformers)]
     to_members = [f"{name}>{one}" for name in SERVICES for one in members(mix)]
-    return [*to_services, *(of_kafka if mix.kafka else []), *to_members]
+    return [*to_services, *to_listeners, *to_members]
 
 
 def whole(target: str) -> str:
@@ -88,7 +94,7 @@ def schedule(mix: Mix, seed: int, seconds: float) -> list[Strike]:
 def _targets(mix: Mix, fault: Fault) -> list[str]:
     match fault:
         case Fault.KILL | Fault.FREEZE:
-            return [*SERVICES, *BROKERS, *clients(mix), *(MEMBERS if mix.kafka else ()), *members(mix)]
+            return [*SERVICES, *BROKERS, *clients(mix), *TRANSFORMERS[mix.listener], *members(mix)]
         case Fault.RESTARTS | Fault.STOP:
             return list(SERVICES)
         case Fault.RELEASE:

@@ -76,6 +76,12 @@ class Service:
         if self._process is not None:
             await self._process.wait()
 
+    async def over(self) -> None:
+        """Wait until it has ended by itself; it is not started again."""
+        while not self.ended:
+            await asyncio.sleep(RESTART_PAUSE_S / 5)
+        self._wanted.clear()
+
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 

@@ -18,8 +18,8 @@ import pytest
 from metastore.backends.etcd import EtcdStore
 from metastore.errors import StoreFull
 from tests.chaos import run as run_module
+from tests.chaos.client_ways import client_ways
 from tests.chaos.cluster import Cluster
-from tests.chaos.kafka_ways import kafka_ways
 from tests.chaos.mixes import MIXES
 from tests.chaos.run import Calm, Report, run
 from tests.chaos.schedule import schedule, whole
@@ -43,7 +43,7 @@ async def test_79_118_nothing_is_lost_doubled_torn_or_left_in_chaos(
     report = await run(mix, seed, seconds, tmp_path / "chaos")
     assert not report.anomalies, str(report)
     assert report.faults.total() > 5, "nothing has happened"
-    for what in (*ALWAYS, *(OF_KAFKA if MIXES[mix].kafka else ())):
+    for what in (*ALWAYS, *(OF_KAFKA if MIXES[mix].listener == "kafka" else ())):
         assert report.counts[what], f"nothing was judged: {report}"
 
 
@@ -87,7 +87,7 @@ def test_nobody_is_struck_before_the_last_fault_is_over(name: str) -> None:
     assert all(strike.at_s + strike.for_s <= 600 for strike in strikes)
 
 
-async def test_a_client_of_kafka_is_cut_off_alone() -> None:
+async def test_a_client_of_a_listener_is_cut_off_alone() -> None:
     """The one that runs is this process."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -96,7 +96,7 @@ async def test_a_client_of_kafka_is_cut_off_alone() -> None:
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     running = {"away": None, "here": os.getpid()}
-    async with server, kafka_ways({"broker": server.sockets[0].getsockname()[1]}, lambda: running) as ways:
+    async with server, client_ways({"broker": server.sockets[0].getsockname()[1]}, lambda: running) as ways:
 
         async def answered() -> bytes:
             reader, writer = await asyncio.open_connection(*ways.addresses["broker"].split(":"))

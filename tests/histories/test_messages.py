@@ -53,6 +53,20 @@ def told(call: Call, error: str) -> Call:
     return replace(call, outcome=UNKNOWN, result=f"Kafka {error}: because")
 
 
+def sent(at: int, name: str, topic: str, times: int, txn: str | None = None, **more: Any) -> Call:
+    """By a client of Pulsar's, and so often."""
+    return replace(write(at, name, topic, "k", txn, resends=True, **more), result=times)
+
+
+def told_by_pulsar(call: Call, error: str) -> Call:
+    return replace(call, outcome=UNKNOWN, result=f"V5 {error}: because")
+
+
+def read_segment(segment: int, *messages: str) -> Call:
+    action = {"do": "read", "reader": "r", "topic": "parcels", "segment": segment}
+    return Call("r", action, OK, 60, 61, [["k", name] for name in messages])
+
+
 def refused(call: Call, error: str) -> Call:
     return replace(call, outcome=FAILED, result=f"{error}: because")
 
@@ -122,6 +136,30 @@ def good() -> dict[str, Call]:
         "transformed": end(86, "m1.t0", commit=True),
         "payments": final("payments", ("0", "p1"), ("0", "p2")),
         "receipts": final("receipts", ("0", "r1"), ("0", "r2")),
+        "parcel": sent(60, "q1", "parcels", 1),
+        "parcel that was sent again": sent(63, "q2", "parcels", 2),
+        "parcel without an answer": told_by_pulsar(sent(66, "q3", "parcels", 1), "TimeoutException"),
+        "parcel of one that was killed": replace(sent(69, "q4", "parcels", 1), outcome=UNKNOWN, result=None),
+        "begin of a long one": begin("t7"),
+        "labels in one": sent(75, "l1", "labels", 1, "t7", of="q1"),
+        "waybill in it": sent(75, "y1", "waybills", 1, "t7", of="q1"),
+        "t7": end(78, "t7", commit=True),
+        "more labels": sent(80, "l2", "labels", 1, of="q2"),
+        "more waybills": sent(80, "y2", "waybills", 1, of="q4"),
+        "the rest of the labels": sent(83, "l3", "labels", 1, of="q2"),
+        "the rest of the waybills": sent(83, "y3", "waybills", 1, of="q2"),
+        "the last label": sent(86, "l4", "labels", 1, of="q4"),
+        "the last waybill": sent(86, "y4", "waybills", 1, of="q2"),
+        "begin of what its client lets time out": begin("t8", timeout_ms=0),
+        "its time is over": told_by_pulsar(end(90, "t8", commit=True), "InvalidTxnStatusException"),
+        "begin of what misses a message": begin("t9"),
+        "it was sent again": sent(91, "l5", "labels", 2, "t9", of="q1"),
+        "it is not committed": told_by_pulsar(end(95, "t9", commit=True), "TransactionHasOperationFailedException"),
+        "one segment": read_segment(0, "q1", "q2"),
+        "its child": read_segment(1, "q4", "q2"),
+        "parcels": final("parcels", *(("k", name) for name in ("q1", "q2", "q4", "q2"))),
+        "labels": final("labels", *(("k", name) for name in ("l1", "l2", "l3", "l4"))),
+        "waybills": final("waybills", *(("k", name) for name in ("y1", "y2", "y3", "y4"))),
         "bank0": final("bank0", ("a", "w1"), ("a", "w4")),
         "bank1": final("bank1", ("b", "w2")),
         "log": final("log", ("k", "w5"), ("k", "w6"), ("k", "w9"), ("k", "w8")),
@@ -232,6 +270,40 @@ LIES: dict[str, tuple[str, dict[str, Call]]] = {
     "an idempotent producer is fenced": (
         "Kafka's errors have a reason",
         {"given up": told(write(66, "p3", "payments", "1"), "INVALID_PRODUCER_EPOCH")},
+    ),
+    "a message of Pulsar's that is there more often than it was sent": (
+        "acknowledged is there, once",
+        {"parcel that was sent again": sent(63, "q2", "parcels", 1)},
+    ),
+    "one of a transaction that is there twice, however often it was sent": (
+        "acknowledged is there, once",
+        {
+            "labels in one": sent(75, "l1", "labels", 2, "t7", of="q1"),
+            "labels": final("labels", *(("k", name) for name in ("l1", "l1", "l2", "l3", "l4"))),
+        },
+    ),
+    "an input of Pulsar's that was there twice, with one output": (
+        "acks exactly when outputs",
+        {"labels": final("labels", *(("k", name) for name in ("l1", "l2", "l4")))},
+    ),
+    "an input of Pulsar's with an output of one of its consumers only": (
+        "acks exactly when outputs",
+        {"waybills": final("waybills", *(("k", name) for name in ("y2", "y3", "y4")))},
+    ),
+    "outputs of Pulsar's that changed places": (
+        "outputs in the order of inputs",
+        {"waybills": final("waybills", *(("k", name) for name in ("y2", "y1", "y3", "y4")))},
+    ),
+    "a segment of Pulsar's with a gap": ("reading on", {"one segment": read_segment(0, "q1", "q4")}),
+    "a segment of Pulsar's with what is not there": ("reading on", {"its child": read_segment(1, "q4", "q3")}),
+    "an aborted message in a segment": ("aborted is never seen", {"its child": read_segment(1, "w3")}),
+    "an error that no client of Pulsar's causes": (
+        "Pulsar's errors have a reason",
+        {"parcel without an answer": told_by_pulsar(sent(66, "q3", "parcels", 1), "ChecksumException")},
+    ),
+    "a transaction of Pulsar's that is over before its time": (
+        "Pulsar's errors have a reason",
+        {"begin of what its client lets time out": begin("t8")},
     ),
     "two decisions": ("one decision", {"again": end(70, "t1", commit=False)}),
     "a refusal that has nothing to do with the call": (

@@ -326,6 +326,27 @@ async def test_a_cumulative_acknowledgement_in_a_transaction(gateway: PulsarGate
         await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("commit", [True, False])
+async def test_what_the_consumer_before_has_acknowledged_in_an_open_transaction_comes_first_or_never(
+    gateway: PulsarGateway, commit: bool
+) -> None:
+    """Otherwise it would come behind what follows it. An acknowledgement of that, by a consumer that knows nothing of
+    the abort, would cover it, and it would be lost."""
+    (segment,) = await gateway.create("t")
+    async with gateway.client() as client, gateway.client() as other:
+        places = await produced(client, segment, *entries(0, 1, 2))
+        await client.subscribe(segment, kind=0)
+        await client.messages(3)
+        txn = await client.begin()
+        await client.ack(places[1], cumulative=True, txn=txn)
+        await client.ask("close_consumer", consumer_id=1)
+        await other.subscribe(segment, kind=0)
+        assert await nothing_comes(other, segment)
+        await client.end(txn, commit=commit)
+        expected = [(2, 1)] if commit else [(0, 1), (1, 1), (2, 1)]
+        assert shown(await other.messages(len(expected))) == expected
+
+
 async def test_a_consumer_that_begins_again_is_told_what_is_new(gateway: PulsarGateway) -> None:
     """The client drops what was sent to it before it asked for everything again."""
     (segment,) = await gateway.create("t")

@@ -12,6 +12,7 @@
     decisions.py      nobody is told that one transaction was committed and aborted
     refusals.py       nobody is refused for certain without a reason
     kafka_errors.py   nor is a client of Kafka's told of an error without one
+    pulsar_errors.py  nor one of Pulsar's
 
 Each takes a `History` and yields what contradicts its promise, in words. None of them knows how a service works.
 """
@@ -28,6 +29,7 @@ from tests.histories.messages import (
     kafka_errors,
     key_order,
     output_order,
+    pulsar_errors,
     reading_on,
     refusals,
     sums,
@@ -47,6 +49,7 @@ PROMISES: dict[str, Callable[[History], Iterable[str]]] = {
     "one decision": decisions.broken,
     "refused with a reason": refusals.broken,
     "Kafka's errors have a reason": kafka_errors.broken,
+    "Pulsar's errors have a reason": pulsar_errors.broken,
 }
 
 

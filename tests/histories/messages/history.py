@@ -11,18 +11,23 @@ The `action` of a call, by what it does, and its result:
     {"do": "split", "segment": …}, {"do": "merge", "segments": [ … ]}
     {"do": "snapshot"}                          -> {"bank-0": ["c1.7", …], …}, all topics of the bank at one moment
     {"do": "read", "reader": "r1", "topic": …}  -> [["3", "c1.7"], …], what is new to this reader
+    {"do": "read", "reader": "r1", "topic": …, "segment": 2}, of one that reads each segment by itself
     {"do": "final", "topic": …}                 -> [["3", "c1.7"], …], all there is when everything is quiet
 
 A call that was refused for certain has the error as its result: its class, ": " and what it says. One of a client of
-Kafka's that has failed is unknown, and its result is "Kafka ", the name of the error, ": " and what it says. A message
-is known by its `id`, which is in its payload and in no other. `of` names the message that it was made from.
+Kafka's that has failed is unknown, and its result is "Kafka ", the name of the error, ": " and what it says; one of
+Pulsar's, "V5 " and the same. A message is known by its `id`, which is in its payload and in no other. `of` names the
+message that it was made from. A write with `resends` is one of Pulsar's client, which makes another message of it if
+its segment is sealed before the answer comes; the result says how many it has sent.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.histories.calls import Call, Outcome
 
@@ -38,10 +43,18 @@ class Write:
     amount: int
     of: str | None
     call: Call
+    resends: bool = False
 
     @property
     def acknowledged(self) -> bool:
         return self.call.outcome is Outcome.OK
+
+    @property
+    def most(self) -> float:
+        """How often it may be there. A transaction for which a message was sent again cannot be committed."""
+        if not self.resends or self.txn is not None:
+            return 1
+        return float(self.call.result) if self.acknowledged else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,8 @@ class History:
     snapshots: list[Snapshot] = field(default_factory=list)
     reads: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     """(key, id) of everything that one reader saw of one topic, in the order in which it came."""
+    segment_reads: dict[tuple[str, str, int], list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    """The same of everything that one reader saw of one segment of one topic."""
     final: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """(key, id) of what each topic shows in the end."""
     layouts: list[Call] = field(default_factory=list)
@@ -76,6 +91,8 @@ class History:
     """What has made each transactional producer of Kafka's clients, or has tried to."""
     kafka_errors: list[Call] = field(default_factory=list)
     """Calls of Kafka's clients that have failed, with the error as their result."""
+    pulsar_errors: list[Call] = field(default_factory=list)
+    """The same of Pulsar's clients."""
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> History:
@@ -90,6 +107,8 @@ class History:
             self.refused.append(call)
         if isinstance(call.result, str) and call.result.startswith("Kafka "):
             self.kafka_errors.append(call)
+        if isinstance(call.result, str) and call.result.startswith("V5 "):
+            self.pulsar_errors.append(call)
         match action["do"]:
             case "init":
                 self.producers[action["producer"]] = call
@@ -106,9 +125,14 @@ class History:
             case "snapshot" if call.outcome is Outcome.OK:
                 self.snapshots.append(Snapshot(call.result, call))
             case "read" if call.result is not None:
-                self.reads[action["reader"], action["topic"]] += [(key, name) for key, name in call.result]
+                self._list_of_reader(action).extend((key, name) for key, name in call.result)
             case "final" if call.outcome is Outcome.OK:
                 self.final[action["topic"]] = [(key, name) for key, name in call.result]
+
+    def _list_of_reader(self, action: dict[str, Any]) -> list[tuple[str, str]]:
+        if "segment" in action:
+            return self.segment_reads[action["reader"], action["topic"], action["segment"]]
+        return self.reads[action["reader"], action["topic"]]
 
     def transactions(self) -> dict[str, list[Write]]:
         """The writes of each transaction."""
@@ -144,5 +168,7 @@ class History:
             yield from ((f"in {topic} in the end", message) for _, message in messages)
         for (reader, topic), messages in self.reads.items():
             yield from ((f"in {topic} by {reader}", message) for _, message in messages)
+        for (reader, topic, segment), messages in self.segment_reads.items():
+            yield from ((f"in segment {segment} of {topic} by {reader}", message) for _, message in messages)
         for snapshot in self.snapshots:
             yield from ((f"in a snapshot of {snapshot.call.client}", message) for message in snapshot.ids)

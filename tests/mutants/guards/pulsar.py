@@ -29,6 +29,7 @@ _TEST_REFRESH = "tests/gateways/pulsar/test_token_refresh.py"
 _TEST_ATTACHED = "tests/participants/subscription/test_attached.py"
 _TEST_CONSUMING = "tests/gateways/pulsar/test_consuming.py"
 _TEST_ORDERED = "tests/gateways/pulsar/test_ordered.py"
+_OPEN_BEFORE = "test_what_the_consumer_before_has_acknowledged_in_an_open_transaction_comes_first_or_never"
 
 PULSAR = (
     Mutant(
@@ -75,9 +76,25 @@ PULSAR = (
         "delivered-to-nobody",
         "5.10: nothing is delivered to a consumer that is gone",
         _ATTACHED,
-        "            return consumer in self._names\n",
+        "            return consumer in self._names and not self._before\n",
         "            return True\n",
         tests=(f"{_TEST_ATTACHED}::test_it_gets_entries_whole_and_what_returns_first",),
+    ),
+    Mutant(
+        "successor-is-given-what-follows",
+        "5.10: what an open transaction of an earlier consumer has acknowledged comes before what follows it, or never",
+        _ATTACHED,
+        "            return consumer in self._names and not self._before\n",
+        "            return consumer in self._names\n",
+        tests=(f"{_TEST_CONSUMING}::{_OPEN_BEFORE}",),
+    ),
+    Mutant(
+        "successor-waits-for-ever",
+        "5.10: a consumer waits only as long as transactions of earlier ones are open",
+        _ATTACHED,
+        "            self._before = {txn_id for txn_id in self._before if self._pending.get(txn_id) is not None}\n",
+        "",
+        tests=(f"{_TEST_CONSUMING}::{_OPEN_BEFORE}",),
     ),
     Mutant(
         "gives-back-what-others-hold",

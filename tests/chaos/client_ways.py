@@ -1,4 +1,5 @@
-"""The ways of Kafka's clients: each to each broker, and behind them one to each broker, which all of them share.
+"""The ways of the clients of a listener, Kafka's or Pulsar's: each to each broker, and behind them one to each broker,
+which all of them share.
 
     member-0 ──▶ door of broker-0 ──relay of member-0──▶ relay `kafka>broker-0` ──▶ broker-0
           └────▶ door of broker-1 ──relay of member-0──▶ relay `kafka>broker-1` ──▶ broker-1
@@ -18,7 +19,7 @@ from tests.metastore.storms.relay import Relay, Relays
 from tests.partitions import caller
 
 
-class KafkaWays:
+class ClientWays:
     """`addresses` are those of the doors, by broker; `of_client` is the way of each client to all brokers."""
 
     def __init__(self) -> None:
@@ -27,11 +28,11 @@ class KafkaWays:
 
 
 @asynccontextmanager
-async def kafka_ways(
+async def client_ways(
     brokers: Mapping[str, int], clients: Callable[[], Mapping[str, int | None]]
-) -> AsyncIterator[KafkaWays]:
+) -> AsyncIterator[ClientWays]:
     """`brokers` are the ports to which the relays of clients lead; `clients` gives the id of each process that runs."""
-    ways = KafkaWays()
+    ways = ClientWays()
     relays = {name: {broker: Relay(port) for broker, port in brokers.items()} for name in clients()}
     async with AsyncExitStack() as stack:
         for name, to_brokers in relays.items():
