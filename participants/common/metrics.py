@@ -39,7 +39,7 @@ class BrokerMetrics:
         )
         self.index_query = seconds(
             "pulsar_txn_metadata_store_index_query_seconds",
-            "Operations of a segment or a subscription at its recovery, and a page of those of many in each reconcile.",
+            "Operations of a segment or a subscription at its recovery, and of many, by pages, in each reconcile.",
         )
         self.append_seconds = seconds("metatxn_append_seconds", "From an append's position to its durability.")
         self.fsync_seconds = seconds("metatxn_fsync_seconds", "One shared sync of a ledger file.")

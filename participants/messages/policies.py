@@ -35,7 +35,7 @@ class InForce:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class PolicyOfTopic:
     """What applied to a topic when it was looked at, and the versions of the records that said so: of the topic, its
     namespace and the cluster."""
 
@@ -50,7 +50,7 @@ class Policies:
         self._topics = topics
         self._version = version or ClusterVersion()
         self._recent: dict[str, EffectivePolicy] = {}
-        self._looked: dict[str, Looked] = {}
+        self._looked: dict[str, PolicyOfTopic] = {}
         """What the last look has found, by the key of the topic."""
 
     async def of_topic(self, name: str) -> PolicyInfo:
@@ -77,22 +77,22 @@ class Policies:
         for speed."""
         return {each.topic.name: each.policy async for _, each in self._look_at(names) if not each.topic.deleted}
 
-    async def look(self, names: Sequence[str]) -> AsyncIterator[Looked]:
+    async def look(self, names: Sequence[str]) -> AsyncIterator[PolicyOfTopic]:
         """Like `of_topics`, one topic after another, as `MetadataStore.each` reads them. The policies are the `recent`
         ones from then on, and at the end those of other topics are forgotten. A record that is the same as in the last
         look is not decoded again."""
-        looked: dict[str, Looked] = {}
+        looked: dict[str, PolicyOfTopic] = {}
         async for key, each in self._look_at(names):
             looked[key] = each
             if not each.topic.deleted:
                 self._recent[each.topic.name] = each.policy
                 yield each
         self._looked = looked
-        for name in self._recent.keys() - set(names):
+        for name in sorted(self._recent.keys() - set(names)):
             del self._recent[name]
 
-    async def _look_at(self, names: Sequence[str]) -> AsyncIterator[tuple[str, Looked]]:
-        above = {namespace: _above(namespace) for namespace in set(map(namespace_of, names))}
+    async def _look_at(self, names: Sequence[str]) -> AsyncIterator[tuple[str, PolicyOfTopic]]:
+        above = {namespace: _above(namespace) for namespace in dict.fromkeys(map(namespace_of, names))}
         stored: dict[str, Record | None] = dict.fromkeys(chain.from_iterable(above.values()))
         without_own: dict[str, EffectivePolicy] = {}
         """What applies to topics without a policy of their own, by namespace."""
@@ -111,7 +111,7 @@ class Policies:
                 topic = TopicRecord.decode(record.value)
                 policy = without_own.get(namespace) if topic.policy is None else None
                 policy = policy or _effective(topic.policy, *map(_decoded, records_above))
-                looked = Looked(topic, policy, (record.version, *above_at))
+                looked = PolicyOfTopic(topic, policy, (record.version, *above_at))
             if looked.topic.policy is None:
                 without_own[namespace] = looked.policy
             yield key, looked

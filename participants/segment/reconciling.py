@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from metastore.api import MetadataStore
 from metastore.txn.entries import with_operations
 from participants.common.metrics import BrokerMetrics
-from participants.segment.segment import Segment, Undecided
+from participants.segment.segment import Segment, UndecidedWrites
 from participants.txn.header_mirror import HeaderMirror
 
 HEADERS_PER_READ = 100
@@ -24,7 +24,7 @@ async def reconcile_segments(
 ) -> None:
     """Reconcile these segments once. Raises the store's errors; what was found until then counts."""
     of = {segment.operations: segment for segment in segments}
-    waiting: list[Undecided] = []
+    waiting: list[UndecidedWrites] = []
     async for segment, txn_ids in with_operations(store, "writes-by-segment", of, metrics.index_query.time):
         segment.adopt(txn_ids)
         waiting += segment.undecided()
@@ -34,7 +34,7 @@ async def reconcile_segments(
     await _look_at(waiting, mirror)
 
 
-async def _look_at(undecided: list[Undecided], mirror: HeaderMirror) -> None:
-    headers = await mirror.read({each.transaction.txn_id for each in undecided})
+async def _look_at(undecided: list[UndecidedWrites], mirror: HeaderMirror) -> None:
+    headers = await mirror.read(dict.fromkeys(each.transaction.txn_id for each in undecided))
     for each in undecided:
         each.segment.found(each, headers[each.transaction.txn_id])

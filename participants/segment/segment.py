@@ -83,7 +83,7 @@ class Attached(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class UndecidedWrites:
     """A transaction that is undecided on a segment, and its last intent there: none is under way."""
 
     segment: Segment
@@ -185,13 +185,13 @@ class Segment(OwnedSegment):
             if not self.lost and self.buffer.get(txn_id) is None:
                 self.track(txn_id).maybe_stored = True
 
-    def undecided(self) -> list[Undecided]:
+    def undecided(self) -> list[UndecidedWrites]:
         """The transactions whose headers a reconcile has to read."""
         if self.lost:
             return []
-        return [Undecided(self, each, each.last_intent) for each in self.buffer.undecided() if not each.intents]
+        return [UndecidedWrites(self, each, each.last_intent) for each in self.buffer.undecided() if not each.intents]
 
-    def found(self, undecided: Undecided, record: Record | None) -> None:
+    def found(self, undecided: UndecidedWrites, record: Record | None) -> None:
         """A linearizable read that began after `undecided` was told has found this header. Act on it if it is final or
         absent, never if it is open. It repairs the effect of a lost watch event."""
         transaction = undecided.transaction

@@ -12,7 +12,7 @@ from metastore.api import MetadataStore
 from metastore.txn.entries import with_operations
 from participants.common.metrics import BrokerMetrics
 from participants.segment import reconciling
-from participants.subscription.segment_subscription import ACK_INDEX, SegmentSubscription, Undecided
+from participants.subscription.segment_subscription import ACK_INDEX, SegmentSubscription, UndecidedAcks
 from participants.subscription.segment_subscriptions import SegmentSubscriptions
 from participants.txn.header_mirror import HeaderMirror
 
@@ -25,7 +25,7 @@ async def reconcile_subscriptions(
     known = list(segments)
     await _find_dropped(known, store)
     of = {each.operations: each for segment in known for each in segment if not each.is_gone}
-    waiting: list[Undecided] = []
+    waiting: list[UndecidedAcks] = []
     async for subscription, txn_ids in with_operations(store, ACK_INDEX, of, metrics.index_query.time):
         if not subscription.is_gone:
             await subscription.adopt(txn_ids)
@@ -47,7 +47,7 @@ async def _find_dropped(segments: Sequence[SegmentSubscriptions], store: Metadat
             await segment.look_at(each, stored)
 
 
-async def _look_at(undecided: Sequence[Undecided], mirror: HeaderMirror) -> None:
-    headers = await mirror.read({each.txn_id for each in undecided})
+async def _look_at(undecided: Sequence[UndecidedAcks], mirror: HeaderMirror) -> None:
+    headers = await mirror.read(dict.fromkeys(each.txn_id for each in undecided))
     for each in undecided:
         each.subscription.found(each, headers[each.txn_id])

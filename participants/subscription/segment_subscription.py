@@ -93,7 +93,7 @@ class AckRefused(errors.TransactionConflict):
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class UndecidedAcks:
     """A transaction that is undecided on a subscription, and how much it has acknowledged: nothing is under way."""
 
     subscription: SegmentSubscription
@@ -532,14 +532,14 @@ class SegmentSubscription:
                     back.append(place)
         self.dispatch.give_back(back)
 
-    def undecided(self) -> list[Undecided]:
+    def undecided(self) -> list[UndecidedAcks]:
         """The transactions whose headers a reconcile has to read."""
         if self.is_gone:
             return []
         waiting = [each for each in self.pending if not self._is_sending(each.txn_id)]
-        return [Undecided(self, each.txn_id, len(each.acks)) for each in waiting]
+        return [UndecidedAcks(self, each.txn_id, len(each.acks)) for each in waiting]
 
-    def found(self, undecided: Undecided, record: Record | None) -> None:
+    def found(self, undecided: UndecidedAcks, record: Record | None) -> None:
         """A linearizable read that began after `undecided` was told has found this header (DESIGN §5.8)."""
         txn_id = undecided.txn_id
         known = self.pending.get(txn_id)

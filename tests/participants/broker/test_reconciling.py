@@ -24,6 +24,8 @@ from participants.segment.segment import Segment
 from tests.participants.broker.process import BrokerProcess
 from tests.participants.segment.world import World, publish
 
+LOOKED_AT = {"PolicyRecord", "SegmentRecord", "SubscriptionRecord", "TopicRecord"}
+"""The kinds of records that a reconcile looks at; what decides where segments belong is decoded all the time."""
 SUBSCRIBED = {"type": "shared", "initial": "earliest"}
 
 
@@ -88,13 +90,13 @@ async def test_a_record_that_is_the_same_is_not_decoded_again(
     await process.broker.reconcile()
     with decoding(monkeypatch) as decoded:
         await process.broker.reconcile()
-    assert not decoded
+    assert not decoded.keys() & LOOKED_AT
 
     assert (await process.http.patch("/v1/topics/t1", json={"retention_ms": 7})).is_success
     with decoding(monkeypatch) as decoded:
         await process.broker.policies.of_topics(["public/default/t0"])  # asks for one, and forgets nothing
         [each async for each in process.broker.policies.look([f"public/default/t{number}" for number in range(3)])]
-    assert decoded == {"TopicRecord": 1}
+    assert {name: decoded[name] for name in decoded.keys() & LOOKED_AT} == {"TopicRecord": 1}
     assert (await process.broker.policies.recent("public/default/t1")).retention_ms.value == 7
 
 
