@@ -78,7 +78,9 @@ class Directory:
         self._known = [asked, *sorted((others | {self.given_url}) - {asked})]
 
     def _shuffled(self, processes: Sequence[Process]) -> list[str]:
-        return self._randomness.sample([process.url.rstrip("/") for process in processes], len(processes))
+        """The URLs, each once: a process that was killed is announced for a while beside its successor."""
+        urls = list(dict.fromkeys(process.url.rstrip("/") for process in processes))
+        return self._randomness.sample(urls, len(urls))
 
     async def url(self, role: Role) -> str:
         if not self._urls.get(role):

@@ -13,6 +13,14 @@ _TEST_DELIVERIES = "tests/metatxn/test_random_deliveries.py"
 
 CLIENT = (
     Mutant(
+        "successor-is-tried-like-another-coordinator",
+        "a client tries another coordinator where one has lost its store",
+        _CLUSTER,
+        'list(dict.fromkeys(process.url.rstrip("/") for process in processes))',
+        '[process.url.rstrip("/") for process in processes]',
+        tests=("tests/metatxn/test_http.py::test_next_coordinator_is_asked_when_one_has_lost_its_store",),
+    ),
+    Mutant(
         "two-deliveries-in-one-transaction",
         "a message that was delivered twice counts once in a transaction",
         "metatxn/transaction.py",
