@@ -251,7 +251,7 @@ class TransactionalClient(Client):
             commit = self.random.random() < 0.8
             if not commit:
                 self.told.aborted |= self._mine(self.told.acknowledged - before)
-            await self._insist(lambda asking, commit=commit: asking.end(self.held, commit=commit))
+            await self._end(commit=commit)
         await asyncio.gather(*self._half_open, return_exceptions=True)
 
     @property
@@ -264,8 +264,11 @@ class TransactionalClient(Client):
 
     async def give_up(self) -> None:
         await super().give_up()
-        await self._insist(lambda asking: asking.end(self.held, commit=False))
+        await self._end(commit=False)
         await self._insist(lambda asking: asking.init(self.held))
+
+    async def _end(self, *, commit: bool) -> None:
+        await self._insist(lambda asking: asking.end(self.held, commit=commit))
 
     async def _insist(self, call: Callable[[Asking], Awaitable[int]]) -> None:
         while code := await call(on_one_connection(self.cluster.places[0])):
