@@ -469,9 +469,8 @@ PULSAR = (
         "looked-up-with-a-right-that-is-gone",
         "a lookup that has waited is decided by the rights when it is answered",
         _LOOKUPS,
-        "            url = await self._serving(request.topic, parts.topic)\n"
-        "            self._session.require_sight(parts.topic)\n",
-        "            url = await self._serving(request.topic, parts.topic)\n",
+        "                self._waiting -= 1\n            self._session.require_sight(parts.topic)\n",
+        "                self._waiting -= 1\n",
         tests=(f"{_TEST_RIGHTS}::test_what_is_under_way_when_the_right_is_lost_is_refused",),
     ),
     Mutant(
