@@ -230,11 +230,12 @@ class TwoCoordinators(FakeCluster):
 
 @pytest.mark.parametrize("listed", [("one", "two"), ("one", "one", "two", "two")])
 @pytest.mark.parametrize("sick", ["one.test", "two.test"])
-def test_next_coordinator_is_asked_when_one_has_lost_its_store(sick: str, listed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("order", range(8))
+def test_next_coordinator_is_asked_when_one_has_lost_its_store(sick: str, listed: tuple[str, ...], order: int) -> None:
     """It answers, and can do nothing; the other one is not waited for, whatever the first one asks for. One that was
     killed is still announced for a while, at the address of its successor. Found by the simulation."""
     cluster = TwoCoordinators(listed)
-    with metatxn.connect("http://one.test", transport=cluster.transport) as client:
+    with metatxn.connect("http://one.test", transport=cluster.transport, randomness=Random(order)) as client:
         client.begin()
         cluster.without_store = {sick}
         for _ in range(5):
