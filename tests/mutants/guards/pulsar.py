@@ -429,7 +429,7 @@ PULSAR = (
         "reader-without-the-right",
         "what is delivered to a reader needs the right of the moment",
         _READERS,
-        """            self._session.require("consume", self.segment.record.topic)\n""",
+        """                self._session.require("consume", self.segment.record.topic)\n""",
         "",
         tests=(f"{_TEST_RIGHTS}::test_what_is_read_meanwhile_is_not_sent",),
     ),
