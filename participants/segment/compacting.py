@@ -32,7 +32,15 @@ from participants.ledger.storage import LedgerError, SealedLedger
 from participants.messages.payloads import keyed, message_count
 from participants.messages.pieces import in_turns
 from participants.segment.indexing import decided_run
-from participants.segment.rewriting import CheckLost, Naming, RewritingContext, delete_former, rewrite, sealed_ledger
+from participants.segment.rewriting import (
+    CheckLost,
+    Naming,
+    RewritingContext,
+    delete_former,
+    rewrite,
+    sealed_ledger,
+    tells_first_offset,
+)
 from participants.segment.segment import Cleanup, Segment
 from participants.segment.trimming import stored_segment
 
@@ -204,18 +212,19 @@ class _Pass:
         visible: set[int] = set()
         gone: list[int] = []
         of_gone: list[bytes] = []
+        told = tells_first_offset(self._segment.record, ledger)
         async for entry in self._visible(ledger.first.before, ledger.last):
             number = entry.frame.position.entry
             visible.add(number)
             values = [key for _, key, deletes in entry.keyed if not deletes]
-            if self._is_needed(entry):
+            if self._is_needed(entry) or number == told:
                 for key in values:
                     self._left.add(key)
             else:
                 gone.append(number)
                 of_gone += values
         if indexed:
-            gone += [each for each in range(ledger.entries) if each not in visible]
+            gone += [each for each in range(ledger.entries) if each not in visible and each != told]
         freed = sum(ledger.bytes_of(each, each) for each in gone)
         if not freed or LEFT_OUT_PARTS * freed < ledger.size_bytes:
             for key in of_gone:

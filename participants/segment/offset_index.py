@@ -82,7 +82,11 @@ class OffsetIndex:
         if ledger is None:
             return self._open.first
         if ledger.id == start.ledger:
-            if ledger.first_kept(start.entry + 1) == start.entry + 1:
+            # Rewriting keeps what tells it (see `tells_first_offset`), so that it never moves backwards.
+            if (
+                ledger.first_kept(start.entry + 1) == start.entry + 1
+                and ledger.kept_below(start.entry + 1) < start.entry
+            ):
                 return await self._first_of(start.next)
             if (last := await self._reader.frame_up_to_start()) is not None:
                 return offset_after(last)

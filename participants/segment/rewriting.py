@@ -66,6 +66,10 @@ async def rewrite_hidden(segment: Segment, context: RewritingContext) -> None:
         except LedgerError as error:
             # It was trimmed meanwhile, there is no space, or it cannot be read: this is asked for again.
             log.warning("a ledger is not rewritten", segment=segment.id, ledger=record.id, error=str(error))
+        except CheckLost:
+            log.info(
+                "a ledger is not rewritten, because it was trimmed meanwhile", segment=segment.id, ledger=record.id
+            )
     await delete_former(segment, context)
 
 
@@ -82,7 +86,8 @@ async def _without_hidden(segment: Segment, context: RewritingContext, record: L
         hidden = segment.hidden.within(record.id)
         if hidden is None:
             hidden = await segment.hidden.load(record.id)
-        await rewrite(segment, context, ledger, _visible(ledger, hidden))
+        told = tells_first_offset(segment.record, ledger)
+        await rewrite(segment, context, ledger, _kept(ledger, hidden, told))
 
 
 def sealed_ledger(segment: Segment, number: int) -> SealedLedger | None:
@@ -90,8 +95,9 @@ def sealed_ledger(segment: Segment, number: int) -> SealedLedger | None:
     return found[0] if found and isinstance(found[0], SealedLedger) else None
 
 
-def _visible(ledger: SealedLedger, hidden: HiddenRanges) -> list[int]:
-    return [entry for entry in range(ledger.entries) if ledger.bytes_of(entry, entry) and entry not in hidden]
+def _kept(ledger: SealedLedger, hidden: HiddenRanges, told: int | None) -> list[int]:
+    left = (entry for entry in range(ledger.entries) if ledger.bytes_of(entry, entry))
+    return [entry for entry in left if entry not in hidden or entry == told]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,21 @@ class Naming:
 
 
 class CheckLost(Exception):
-    """One of the `checks` of a naming does not hold, and nothing was named."""
+    """One of the `checks` of a naming does not hold, or the form lacks what tells the first offset by now; and nothing
+    was named."""
+
+
+def tells_first_offset(record: SegmentRecord, ledger: SealedLedger) -> int | None:
+    """The entry that tells the first offset of the segment, if it is in this ledger: the one up to which it is trimmed,
+    or the next one, or else the last one before these. No form leaves it out, whoever can see it: the first offset
+    would move backwards (DESIGN §5.20)."""
+    up_to = record.trimmed_up_to
+    if record.next_offset is None or up_to is None or up_to.ledger != ledger.id:
+        return None
+    before, behind = ledger.kept_below(up_to.entry + 1), ledger.first_kept(up_to.entry + 1)
+    if before < up_to.entry and behind == up_to.entry + 1 < ledger.entries:
+        return behind
+    return before if before >= 0 else None
 
 
 async def rewrite(
@@ -113,11 +133,11 @@ async def rewrite(
     kept: Sequence[int],
     naming: Naming = Naming(),
 ) -> None:
-    """Replace the ledger by a form of it with the entries `kept`. Raises `LedgerError` and `CheckLost`, before anything
-    has changed."""
+    """Replace the ledger by a form of it with the entries `kept`, of which one `tells_first_offset`. Raises
+    `LedgerError` and `CheckLost`, before anything has changed."""
     form = segment.next_form()
     rewritten = await context.storage.write_form(segment.id, ledger, form, kept, context.limit.pace)
-    once = lambda: _name(segment, context, rewritten, naming)  # noqa: E731
+    once = lambda: _name(segment, context, ledger, rewritten, naming)  # noqa: E731
     await until_done(segment, once, "name the new form of a ledger again")
     if segment.lost:
         return
@@ -133,7 +153,9 @@ async def rewrite(
     )
 
 
-async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLedger, naming: Naming) -> None:
+async def _name(
+    segment: Segment, context: RewritingContext, ledger: SealedLedger, rewritten: SealedLedger, naming: Naming
+) -> None:
     """Make the record name the new form. From then on readers read it, and never again an earlier one."""
     assert rewritten.form is not None
     stored = await stored_segment(segment, context.store)
@@ -144,6 +166,9 @@ async def _name(segment: Segment, context: RewritingContext, rewritten: SealedLe
         return
     version = stored.version
     if found[0].form != rewritten.form:  # otherwise an earlier attempt has landed
+        told = tells_first_offset(record, ledger)
+        if told is not None and not rewritten.bytes_of(told, told):
+            raise CheckLost  # it was trimmed meanwhile
         facts = {"form": tuple(rewritten.form), "former": True, "bytes": rewritten.size_bytes, "hidden_bytes": None}
         record = naming.change(_with_facts(record, {rewritten.id}, facts))
         batch = context.store.batch().check(segment.ownership.check, *naming.checks)

@@ -152,12 +152,14 @@ async def delete_trimmed(segment: Segment, store: MetadataStore, storage: Ledger
     """
     stored = await stored_segment(segment, store)
     record = SegmentRecord.decode(stored.value)
+    segment.recorded(record, stored.version)  # the answer to what put them there may be on its way: readers come first
     if not record.trimmed:
         return
     for ledger in record.trimmed:
         await storage.delete(segment.id, ledger.id)
     record = record.model_copy(update={"trimmed": ()})
-    await store.apply(store.batch().check(segment.ownership.check).replace(stored, record.encode()))
+    batch = store.batch().check(segment.ownership.check).replace(stored, record.encode())
+    segment.recorded(record, (await store.apply(batch)).revision)
 
 
 async def stored_segment(segment: Segment, store: MetadataStore, *, even_removed: bool = False) -> Record:

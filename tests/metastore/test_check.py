@@ -226,6 +226,15 @@ async def test_an_empty_store_is_clean() -> None:
     assert await findings(MemoryStore(INDEXES)) == []
 
 
+async def test_ledgers_that_were_dropped_from_between_others_are_no_damage(store: MemoryStore) -> None:
+    """What is hidden in the others, and what is to be deleted, is as their owner records it."""
+    whole: dict[str, object] = {"storage": "b", "entries": 4, "bytes": 8, "hidden": 1, "hidden_bytes": 8}
+    ledgers = [whole | {"id": 1}, whole | {"id": 4, "hidden": 0, "hidden_bytes": None}, {"id": 9, "storage": "b"}]
+    record = segment_value(ledgers=ledgers, trimmed=[whole | {"id": 3}], first_position="0:-1")
+    await store.apply(store.batch().put(paths.segment(SEGMENT), record))
+    assert await findings(store) == []
+
+
 async def test_dump_is_everything_in_order(store: MemoryStore) -> None:
     everything = (await store.scan("/")).records
     assert [record async for record in dump(store, page=3)] == everything
@@ -467,6 +476,17 @@ def damages() -> Iterator[Damage]:
     unsealed = [{"id": number, "storage": "b"} for number in (1, 2, 3)]
     yield Damage("three unsealed ledgers", {segment: segment_value(ledgers=unsealed)}, segment, "not sealed")
     sealed = [{"id": 1, "storage": "b", "entries": 4}]
+    of_one: dict[str, tuple[dict[str, object], str]] = {
+        "indexed without a length": ({"entries": None, "hidden": 1}, "1 has an index of what is hidden in it, but no"),
+        "rewritten without a length": ({"entries": None, "form": [1, 1]}, "1 has another form, but no final length"),
+        "hidden without an index": ({"hidden_bytes": 1}, "1 bytes of ledger 1 are hidden, but no index"),
+        "hidden where nothing is": ({"hidden_bytes": 1, "hidden": 0}, "1 bytes of ledger 1 are hidden, but no index"),
+        "more hidden than there": ({"hidden_bytes": 9, "hidden": 1, "bytes": 8}, "are hidden, but it has 8"),
+    }
+    for what, (facts, problem) in of_one.items():
+        yield Damage(what, {segment: segment_value(ledgers=[sealed[0] | facts])}, segment, problem)
+    dropped = segment_value(ledgers=sealed, trimmed=sealed)
+    yield Damage("ledger to be deleted", {segment: dropped}, segment, "listed, and to be deleted: [1]")
     endless = segment_value(state="sealed", ledgers=[{"id": 1, "storage": "b"}])
     yield Damage("sealed without a length", {segment: endless}, segment, "no final length")
     yield Damage("active with children", {segment: segment_value(children=[SEGMENTS[1]])}, segment, "two destinations")

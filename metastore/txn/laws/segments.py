@@ -92,15 +92,7 @@ def segment_law(record: Record, view: View) -> Problems:
         yield f"the segment belongs to topic {segment.topic}, which {problem}", RESTORE
     if not 0 <= segment.range[0] <= segment.range[1]:
         yield f"the hash range {list(segment.range)} is empty", RESTORE
-    numbers = [ledger.id for ledger in segment.ledgers]
-    if any(later <= earlier for earlier, later in pairwise(numbers)):
-        yield f"the ledgers are not in order: {numbers}", RESTORE
-    if any(ledger.entries is None for ledger in segment.ledgers[:-2]):
-        yield "a ledger before the last two is not sealed", RESTORE
-    if any(ledger.entries is None for ledger in segment.ledgers if ledger.hidden is not None):
-        yield "a ledger has an index of what is hidden in it, but no final length", RESTORE
-    if any(ledger.entries is None for ledger in segment.ledgers if ledger.form is not None):
-        yield "a ledger has another form, but no final length", RESTORE
+    yield from _ledgers(segment)
     for parent, end in (segment.removed_parents or {}).items():
         if parent not in segment.parents or not POSITION.fullmatch(end):
             yield f"{parent} is said to be removed, ending at {end!r}: one of these is not valid", RESTORE
@@ -115,6 +107,27 @@ def segment_law(record: Record, view: View) -> Problems:
         yield "the segment has children but is not sealed, so keys have two destinations", RESTORE
     yield from _family(segment_id, segment, view)
     yield from _snapshot_chunks(segment_id, segment, view)
+
+
+def _ledgers(segment: SegmentRecord) -> Problems:
+    """They are in order, with gaps where some were dropped (DESIGN §5.18)."""
+    numbers = [ledger.id for ledger in segment.ledgers]
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        yield f"the ledgers are not in order: {numbers}", RESTORE
+    if deleted := sorted({ledger.id for ledger in segment.trimmed} & set(numbers)):
+        yield f"ledgers are listed, and to be deleted: {deleted}", RESTORE
+    if any(ledger.entries is None for ledger in segment.ledgers[:-2]):
+        yield "a ledger before the last two is not sealed", RESTORE
+    for ledger in segment.ledgers:
+        indexed, hidden, size = ledger.hidden is not None, ledger.hidden_bytes, ledger.bytes
+        if indexed and ledger.entries is None:
+            yield f"ledger {ledger.id} has an index of what is hidden in it, but no final length", RESTORE
+        if ledger.form is not None and ledger.entries is None:
+            yield f"ledger {ledger.id} has another form, but no final length", RESTORE
+        if hidden is not None and not ledger.hidden:
+            yield f"{hidden} bytes of ledger {ledger.id} are hidden, but no index says which", RESTORE
+        if hidden is not None and size is not None and hidden > size:
+            yield f"{hidden} bytes of ledger {ledger.id} are hidden, but it has {size}", RESTORE
 
 
 def _family(segment_id: str, segment: SegmentRecord, view: View) -> Problems:

@@ -7,7 +7,12 @@ from tests.mutants.mutant import Edit, Mutant
 _DROPPING = "participants/segment/dropping.py"
 _READING = "participants/segment/reading.py"
 _FOUND = "participants/restored/ledgers.py"
+_LAWS = "metastore/txn/laws/segments.py"
+_TRIMMING = "participants/segment/trimming.py"
 _TEST = "tests/participants/segment/test_dropping.py"
+_RANDOM = "tests/participants/segment/test_random_upkeep.py"
+_OFFSETS = "tests/participants/segment/test_offsets.py::test_rewriting_does_not_move_the_first_offset_backwards"
+_CHECK = "tests/metastore/test_check.py::test_damage_is_found"
 _COMPACTED = "tests/participants/broker/test_compacting.py"
 _BY_KAFKA = "tests/gateways/test_kafka_compacted.py"
 _PREFIXES = "tests/participants/prefixes/test_prefixes.py::test_every_interrupted_prefix_ends_as_the_whole"
@@ -146,5 +151,77 @@ DROPPING = (
         "self._last_visible, self._looked_up_to = None, Position(0, -1)",
         "self._last_visible = None",
         tests=(f"{_COMPACTED}::test_the_last_visible_entry_is_one_that_is_there",),
+    ),
+    Mutant(
+        "bytes-go-before-readers-know",
+        "5.18: readers pass over a ledger before its bytes are deleted, whoever deletes them",
+        _TRIMMING,
+        "    segment.recorded(record, stored.version)  # the answer to what put them there may be on its way: readers "
+        "come first\n",
+        "",
+        tests=(f"{_TEST}::test_other_upkeep_that_deletes_the_bytes_tells_readers_first",),
+    ),
+    Mutant(
+        "deleted-ledgers-are-remembered-in-memory",
+        "5.18: memory has the record as the store has it",
+        _TRIMMING,
+        "    segment.recorded(record, (await store.apply(batch)).revision)\n",
+        "    await store.apply(batch)\n",
+        tests=(f"{_RANDOM}::test_readers_see_what_is_kept_whatever_upkeep_does[0-files-messages]",),
+    ),
+    Mutant(
+        "ledger-may-be-listed-and-deleted",
+        "5.18: no ledger is listed that is to be deleted",
+        _LAWS,
+        "if deleted := sorted({ledger.id for ledger in segment.trimmed} & set(numbers)):",
+        "if deleted := sorted({ledger.id for ledger in segment.trimmed} & set(())):",
+        tests=(f"{_CHECK}[ledger to be deleted]",),
+    ),
+    Mutant(
+        "ledgers-without-gaps",
+        "5.18: a ledger may have left from between others",
+        _LAWS,
+        "if any(later <= earlier for earlier, later in pairwise(numbers)):",
+        "if any(later != earlier + 1 for earlier, later in pairwise(numbers)):",
+        tests=("tests/metastore/test_check.py::test_ledgers_that_were_dropped_from_between_others_are_no_damage",),
+    ),
+    Mutant(
+        "hidden-bytes-need-no-index",
+        "5.6: what is hidden in a ledger is in its index",
+        _LAWS,
+        "if hidden is not None and not ledger.hidden:",
+        "if hidden is not None and ledger.hidden is None:",
+        tests=(f"{_CHECK}[hidden where nothing is]",),
+    ),
+    Mutant(
+        "more-bytes-are-hidden-than-there-are",
+        "5.6: no more bytes of a ledger are hidden than it has",
+        _LAWS,
+        "if hidden is not None and size is not None and hidden > size:",
+        "if hidden is not None and size is not None and hidden > size + 1:",
+        tests=(f"{_CHECK}[more hidden than there]",),
+    ),
+    Mutant(
+        "first-offset-is-left-out",
+        "5.20: no form of a ledger leaves out the entry that tells the first offset",
+        "participants/segment/rewriting.py",
+        "if entry not in hidden or entry == told]",
+        "if entry not in hidden]",
+        others=(
+            Edit(
+                "participants/segment/rewriting.py",
+                "        if told is not None and not rewritten.bytes_of(told, told):\n            raise CheckLost",
+                "        if told is not None and not rewritten.bytes_of(told, told):\n            pass",
+            ),
+        ),
+        tests=(f"{_OFFSETS}[local-False]",),
+    ),
+    Mutant(
+        "form-without-the-first-offset-is-named",
+        "5.20: a form that was begun before a trim is not named without the entry that tells the first offset",
+        "participants/segment/rewriting.py",
+        "        if told is not None and not rewritten.bytes_of(told, told):\n            raise CheckLost",
+        "        if told is not None and not rewritten.bytes_of(told, told):\n            pass",
+        tests=(f"{_OFFSETS}[local-True]",),
     ),
 )

@@ -22,12 +22,13 @@ from participants.ledger.storage import LedgerMissing, StorageFailed
 from participants.segment import rewriting
 from participants.segment.indexing import IndexingContext, index_hidden
 from participants.segment.segment import Segment
-from participants.segment.trimming import trim
+from participants.segment.trimming import delete_trimmed, trim
 from tests.participants.devices import ObjectsDevice, on_objects
 from tests.participants.segment.faulty_store import Fault
 from tests.participants.segment.test_hidden import aborted, record_of, rolled, tended
 from tests.participants.segment.world import (
     ALL_BYTES,
+    SEGMENT,
     Node,
     World,
     committed,
@@ -193,6 +194,39 @@ async def test_no_bytes_go_while_the_answer_is_unknown(
     await tended(segment)
     assert await listed(world) == [1, 4] and node.device.ledgers() == {1, 4}
     assert await committed(segment) == ["a", "b"] == await committed(await world.reopened())
+
+
+async def test_other_upkeep_that_deletes_the_bytes_tells_readers_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the drop is on its way, and a trim finds in the record what is to be deleted. A page that was read
+    before needs the index, which goes too."""
+    node, segment = await with_two_to_drop(world)
+    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 0)
+    await tended(segment)
+    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 2)
+    read = segment.reader._from_storage
+    fault = world.store.fault(Fault(drops, hold_after=True))
+    forgotten = world.store.fault(Fault(lambda batch: fault.reached.is_set() and not drops(batch), hold_before=True))
+
+    async def and_then_drop(after: Position, reading: Any) -> Any:
+        found = await read(after, reading)
+        monkeypatch.setattr(segment.reader, "_from_storage", read)
+        segment.tend()
+        await fault.reached.wait()
+        segment.spawn(delete_trimmed(segment, world.store, node.storage))
+        await forgotten.reached.wait()
+        assert node.device.ledgers() == {1, 4}
+        node.context.hidden.forget((SEGMENT, 2, 1))
+        return found
+
+    monkeypatch.setattr(segment.reader, "_from_storage", and_then_drop)
+    page = await segment.reader.read_committed(Position(1, 0), ALL_BYTES)
+    assert [payload_of(frame) for frame in page.frames] == ["b"]
+    forgotten.go.set()
+    fault.go.set()
+    await tended(segment)
+    assert await listed(world) == [1, 4] and await committed(segment) == ["a", "b"]
 
 
 async def test_bytes_that_cannot_be_deleted_are_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

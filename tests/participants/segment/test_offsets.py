@@ -21,6 +21,7 @@ from metatxn.wire.frames import MIN_FRAME_BYTES, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
 from participants.ledger.offsets import OpenOffsets, first_offset, offset_after, stamped
+from participants.segment import rewriting
 from participants.segment.rolling import roll
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
@@ -209,6 +210,45 @@ async def test_what_is_left_out_does_not_move_the_first_offset(world: World) -> 
     assert await segment.offsets.after(segment.ledgers.start) == 25
     segment = await world.reopened()
     assert await segment.offsets.start() == 25
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_rewriting_does_not_move_the_first_offset_backwards(
+    world: World, meanwhile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries around the place up to which was trimmed are hidden; the trim may come before the new form, or before
+    the record names it."""
+    node = await first_node(world)
+    segment = await node.open()
+    lost = await world.begin()
+    for _ in range(6):
+        await publish(segment, 3, lost)
+    kept = await publish(segment, 1)
+    await world.abort(lost)
+    await materialized(segment, lost)
+    await roll(segment, world.store, node.storage)
+    named = world.store.fault(Fault(lambda batch: any(b'"form":[' in each for each in batch.puts.values())))
+    named.hold_before = meanwhile
+    if meanwhile:
+        segment.tend()
+        await named.reached.wait()
+    else:
+        monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 0)
+        await tended(segment)
+        monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 2)
+    await trim(segment, world.store, node.storage, Position(kept.ledger, 2))
+    assert await segment.offsets.start() == 6
+    named.go.set()
+    for _ in range(2):
+        await tended(segment)
+    assert (await record_of(world)).ledgers[0].form is not None
+    assert await segment.offsets.start() == 6 and await spans(segment) == [(18, 19)]
+    segment = await world.reopened()
+    assert await segment.offsets.start() == 6
+    await trim(segment, world.store, world._nodes[-1].storage, kept)
+    assert await segment.offsets.start() == 18
+    await tended(segment)
+    assert await segment.offsets.start() == 18
 
 
 async def test_what_has_no_offset_is_refused_and_the_other_way_round(world: World) -> None:
