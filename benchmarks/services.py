@@ -43,6 +43,13 @@ class Service:
         self.process.wait()
 
 
+def anonymous_bytes(pid: int) -> int:
+    """What a process has allocated, of that which is resident. Pages of files, such as its program, come and go with
+    what else the machine does."""
+    status = Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1]
+    return int(status.split()[0]) * 1024
+
+
 def cpu_s(pid: int) -> float:
     """Of all threads of a process, in user and system mode, so far."""
     fields = process_stat(pid)

@@ -6,9 +6,10 @@
     are merged
 
 The services are one process (`metatxn dev`, on SQLite with local files). Every five seconds its size is taken: used
-bytes of the store's database, all bytes of the ledgers, memory, and the time of the commits since then. The first third
-is warm-up. Of the rest a straight line is drawn through each row: what it rises in an hour, in percent of the mean. The
-bar of ± 3 % is judged from two hours on; in a short run the layout alone, which changes every 30 s, moves a line more.
+bytes of the store's database, all bytes of the ledgers, the memory that the process has allocated, and the time of the
+commits since then. The first third is warm-up. Of the rest a straight line is drawn through each row: what it rises in
+an hour, in percent of the mean. The bar of ± 3 % is judged from two hours on; in a short run the layout alone, which
+changes every 30 s, moves a line more.
 
     python -m benchmarks.soak --minutes 120
 """
@@ -32,7 +33,7 @@ from random import Random
 import metatxn
 from benchmarks.lifecycle import change
 from benchmarks.report import DIRECTORY, Figure, publish
-from benchmarks.services import METATXN, resident_bytes, spawned
+from benchmarks.services import METATXN, anonymous_bytes, spawned
 
 PER_S = 25
 AT_ONCE = 64
@@ -133,7 +134,7 @@ class Soak:
             if commits:
                 at = (time.monotonic() - began) / 60
                 sizes = await asyncio.to_thread(_store_kib, self._directory), await asyncio.to_thread(self._ledgers_mib)
-                memory = resident_bytes(self._pid) / 2**20
+                memory = anonymous_bytes(self._pid) / 2**20
                 self.samples.append(Sample(at, *sizes, memory, statistics.median(commits)))
                 if len(self.samples) % (SAY_S // SAMPLE_S) == 0:
                     say(f"{at:.0f} min: " + ", ".join(f"{row} {getattr(self.samples[-1], row):.1f}" for row in ROWS))
