@@ -16,9 +16,12 @@ STORES = ("sqlite", "etcd", "zookeeper")
 STORAGES = ("files", "objects")
 
 
-@pytest.fixture(scope="session", params=itertools.product(STORES, STORAGES), ids="-".join)
+@pytest.fixture(scope="package", params=itertools.product(STORES, STORAGES), ids="-".join)
 def running_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The store is a real server, or a file; the storage is local files, or objects in a server that speaks S3."""
+    """The store is a real server, or a file; the storage is local files, or objects in a server that speaks S3.
+
+    It ends with the last story: services that went on in this process would change the global `random`, and hypothesis
+    takes that for a mistake of whatever it tests then."""
     store, storage = request.param
     directory = tmp_path_factory.mktemp(f"{store}-{storage}")
     name = secrets.token_hex(6)

@@ -42,16 +42,17 @@ class Mover:
             client.consumer("in", "s") as consumer,
         ):
             while not self.stop.is_set():
-                first = consumer.receive(timeout_s=1)
-                if first is not None:
-                    self._move(client, consumer, first)
+                # A client that has never reached a broker does not wait until another one is known to have its place.
+                with contextlib.suppress(metatxn.ServiceUnreachable):
+                    if (first := consumer.receive(timeout_s=1)) is not None:
+                        self._move(client, consumer, first)
 
     def _move(self, client: metatxn.Client, consumer: metatxn.Consumer, first: metatxn.Message) -> None:
-        batch = [first]
-        while len(batch) < BATCH and (message := consumer.receive(timeout_s=0)) is not None:
-            batch.append(message)
-        txn = client.begin(timeout_ms=600_000)
+        batch, txn = [first], None
         try:
+            while len(batch) < BATCH and (message := consumer.receive(timeout_s=0)) is not None:
+                batch.append(message)
+            txn = client.begin(timeout_ms=600_000)
             producer = client.producer("out")
             for message in batch:
                 producer.send(message.value, str(message.value), txn)
@@ -60,7 +61,8 @@ class Mover:
             txn.commit()
         except metatxn.MetatxnError:
             with contextlib.suppress(metatxn.MetatxnError):
-                txn.abort()
+                if txn is not None:
+                    txn.abort()
             with contextlib.suppress(metatxn.MetatxnError):
                 consumer.negative_acknowledge(batch)
         else:
