@@ -174,7 +174,7 @@ class Produce:
             try:
                 segment, arrived = await self._arrived(part, transactional_id, caller)
             except BaseException:
-                sequences.refused(found[1])
+                sequences.refused(found[1], turns)
                 raise
             try:
                 self._waves.begin(segment, sequences, arrived, turns)
