@@ -30,8 +30,7 @@ from participants.segment.segment import Segment
 
 _SEQUENCES = 1 << 31
 WAVE_BATCHES = MAX_IN_PROGRESS
-"""The most batches of a wave: as many as one connection can have in progress, unless its requests repeat a
-partition."""
+"""The most batches of a wave: as many as one connection can have in progress."""
 WAVE_BYTES = MAX_PAYLOAD_BYTES
 """The most bytes of a wave, unless it is one batch. So no wave keeps others waiting for longer than one batch may."""
 

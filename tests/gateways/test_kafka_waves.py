@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -24,10 +26,11 @@ from metatxn_gateways.kafka import sequences as sequences_module
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
 from metatxn_gateways.kafka.sequences import Arrived, NotTheFollowing, Sequences
 from metatxn_gateways.kafka.turns import Turns
+from metatxn_gateways.listener import MalformedRequest
 from participants.segment.dedup import DedupTable
 from participants.segment.publishing import Hold, Published
 from participants.segment.segment import Segment
-from tests.gateways.asking import PRODUCER, Holder, Link, batch, on_one_connection
+from tests.gateways.asking import PRODUCER, Holder, Link, batch, made, on_one_connection, worst
 from tests.gateways.conftest import Gateway
 from tests.gateways.test_kafka_admin import deleted
 from tests.gateways.test_kafka_compacted import Compacted, records
@@ -260,6 +263,21 @@ async def test_an_answer_of_the_store_that_is_lost_fails_the_whole_wave(gateway:
     assert codes(await asyncio.gather(*sent)) == [KafkaCode.NOT_LEADER_OR_FOLLOWER] * 3
     assert await asyncio.gather(*batches.send_all(0, 1, 2)) == well(0, 1, 2)
     assert await batches.appended(3) == [b"0", b"1", b"2"]
+
+
+async def test_a_request_that_names_a_partition_twice_is_malformed(gateway: Gateway) -> None:
+    """2,000 copies of a batch in one request took two seconds of the event loop when their connection was closed, and
+    four times as many took sixteen times as long."""
+    batches = await Batches.of(gateway, transactional=False)
+    part = made(0, 8, "PartitionProduceData", index=0, records=batch(b"0", producer=9, sequence=0))
+    other = replace(part, index=1)
+    topics = [made(0, 8, "TopicProduceData", name="t", partition_data=parts) for parts in [(part,), (other, part)]]
+    fields = {"transactional_id": None, "acks": -1, "timeout": timedelta(seconds=1)}
+    for repeated in (tuple(topics), (replace(topics[0], partition_data=(part, part)),)):
+        with pytest.raises(MalformedRequest, match="twice"):
+            await batches.asking.ask(0, 8, made(0, 8, "ProduceRequest", **fields, topic_data=repeated))
+    assert not batches.gateway.listener._produce._waves._sequences._last
+    assert worst(await batches.asking.ask(0, 8, made(0, 8, "ProduceRequest", **fields, topic_data=(topics[1],)))) == 3
 
 
 # -- copies --------------------------------------------------------------------------------------------------------

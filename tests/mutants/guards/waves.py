@@ -38,6 +38,14 @@ WAVES = (
         tests=(f"{_TESTS}::test_a_wave_is_bounded",),
     ),
     Mutant(
+        "partition-is-named-twice",
+        "11: a request has one batch of a partition",
+        _PRODUCE,
+        "for part in parts}) < len(parts):\n",
+        "for part in parts}) < 1 < len(parts):\n",
+        tests=(f"{_TESTS}::test_a_request_that_names_a_partition_twice_is_malformed",),
+    ),
+    Mutant(
         "wave-of-several-transactions",
         "5.22: what is in no transaction is in another wave",
         _SEQUENCES,
