@@ -134,8 +134,9 @@ class Sequences:
 
     def refused(self, sequence: int, connection: Turns) -> None:
         """A batch was refused before it could be judged, or has failed. Its client sends it again before those behind
-        it."""
-        if self._owed is None or not _is_behind(sequence, self._owed):
+        it. If the client begins again with it, this one is owed in the place of an earlier one."""
+        is_first = self._owed is None or not _is_behind(sequence, self._owed)
+        if is_first or self._begins_again(sequence, connection):
             self._owed, self._sent_back = sequence, {}
         if connection not in self._sent_back:
             self._send_back(sequence, connection)

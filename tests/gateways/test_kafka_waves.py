@@ -462,6 +462,21 @@ async def test_what_is_given_up_is_not_waited_for(gateway: Gateway) -> None:
     assert [await batches.send(number, epoch=1) for number in range(2)] == well(0, 1)
 
 
+async def test_what_a_client_begins_again_with_is_owed_if_it_is_refused(gateway: Gateway) -> None:
+    """In the place of what it gave up."""
+    batches = await Batches.of(gateway, transactional=False)
+    batches.segment.lose("its ledger has failed")
+    assert (await batches.send(5))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    await batches.reopened()
+    for number in range(2):
+        assert (await batches.send(number, epoch=1))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    damaged = bytearray(batch(b"0", producer=9, sequence=0, epoch=1))
+    damaged[-1] ^= 1
+    assert (await batches.asking.append("t", 0, bytes(damaged)))[0] == KafkaCode.CORRUPT_MESSAGE
+    assert (await batches.send(1, epoch=1))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    assert [await batches.send(number, epoch=1) for number in range(2)] == well(0, 1)
+
+
 async def test_what_another_broker_has_with_what_was_sent_back_is_not_waited_for(gateway: Gateway) -> None:
     batches = await Batches.of(gateway, transactional=False)
     batches.segment.lose("its ledger has failed")

@@ -158,6 +158,14 @@ WAVES = (
         tests=(f"{_TESTS}::test_what_is_given_up_is_not_waited_for",),
     ),
     Mutant(
+        "what-is-begun-again-with-is-passed-over",
+        "5.22: a batch that its client begins again with is owed if it is refused",
+        _SEQUENCES,
+        "        if is_first or self._begins_again(sequence, connection):\n",
+        "        if is_first:\n",
+        tests=(f"{_TESTS}::test_what_a_client_begins_again_with_is_owed_if_it_is_refused",),
+    ),
+    Mutant(
         "what-a-closed-connection-was-told-is-a-sign-on-any",
         "5.22: a closed connection is no sign on one where a batch was refused",
         _SEQUENCES,
