@@ -73,7 +73,8 @@ class SentBatch:
 
 
 def cut_produce(cutter: Cutter) -> _Asked:
-    """Cut a request. Raises `MalformedRequest`."""
+    """Cut a request. Raises `MalformedRequest`, also if it names a partition twice: one batch after the other could
+    fail then, each time with all of those behind it, and nothing else would be done."""
     transactional_id = cutter.text()
     acks = cutter.number(2)
     cutter.number(4)
@@ -85,6 +86,8 @@ def cut_produce(cutter: Cutter) -> _Asked:
             cutter.tags()
         cutter.tags()
     cutter.tags()
+    if len({(part.topic, part.partition) for part in parts}) < len(parts):
+        raise MalformedRequest("a request to append names a partition twice")
     return _Asked(transactional_id, acks, parts)
 
 
@@ -174,7 +177,7 @@ class Produce:
             try:
                 segment, arrived = await self._arrived(part, transactional_id, caller)
             except BaseException:
-                sequences.refused(found[1])
+                sequences.refused(found[1], turns)
                 raise
             try:
                 self._waves.begin(segment, sequences, arrived, turns)

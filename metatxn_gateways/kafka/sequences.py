@@ -30,8 +30,7 @@ from participants.segment.segment import Segment
 
 _SEQUENCES = 1 << 31
 WAVE_BATCHES = MAX_IN_PROGRESS
-"""The most batches of a wave: as many as one connection can have in progress, unless its requests repeat a
-partition."""
+"""The most batches of a wave: as many as one connection can have in progress."""
 WAVE_BYTES = MAX_PAYLOAD_BYTES
 """The most bytes of a wave, unless it is one batch. So no wave keeps others waiting for longer than one batch may."""
 
@@ -51,6 +50,16 @@ def _behind(sequence: int, count: int) -> int:
     return sequence_in_epoch(epoch, (first + count) % _SEQUENCES)
 
 
+def _is_behind(sequence: int, other: int) -> bool:
+    """Whether a sequence comes later than another one. In one epoch 0 follows the highest one, so the shorter way
+    counts."""
+    epoch, first = epoch_and_sequence(sequence)
+    other_epoch, other_first = epoch_and_sequence(other)
+    if epoch != other_epoch:
+        return epoch > other_epoch
+    return 0 < (first - other_first) % _SEQUENCES < _SEQUENCES // 2
+
+
 class NotTheFollowing(Exception):
     """A batch is missing between this one and those that are here, as far as is known."""
 
@@ -67,8 +76,9 @@ class Arrived:
     producer: TransactionalProducer | None
     txn_id: TxnId | None
     place: asyncio.Future[Position] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    copies: list[Arrived] = field(default_factory=list)
+    copies: dict[Arrived, None] = field(default_factory=dict)
     is_copy: bool = False
+    connection: Turns | None = None
     is_sent: bool = False
 
     @property
@@ -111,8 +121,9 @@ class Sequences:
         """By sequence, what of it is no copy."""
         self._owed: int | None = None
         """The first batch that was refused or has failed since the last one was accepted."""
-        self._sent_back: tuple[int, Turns] | None = None
-        """The first batch that was refused since, because another one is owed, and its connection."""
+        self._sent_back: dict[Turns, int] = {}
+        """The batch of each connection that was sent back last, since one is owed. Of those that are closed only those
+        that were closed since the last one was sent back."""
 
     @property
     def is_idle(self) -> bool:
@@ -121,10 +132,14 @@ class Sequences:
 
     # -- arrivals ----------------------------------------------------------------------------------------------
 
-    def refused(self, sequence: int) -> None:
-        """A batch was refused before it could be judged. Its client sends it again before those behind it."""
-        if self._owed is None or sequence <= self._owed:
-            self._owed, self._sent_back = sequence, None
+    def refused(self, sequence: int, connection: Turns) -> None:
+        """A batch was refused before it could be judged, or has failed. Its client sends it again before those behind
+        it. If the client begins again with it, this one is owed in the place of an earlier one."""
+        is_first = self._owed is None or not _is_behind(sequence, self._owed)
+        if is_first or self._begins_again(sequence, connection):
+            self._owed, self._sent_back = sequence, {}
+        if connection not in self._sent_back:
+            self._send_back(sequence, connection)
 
     def arrive(self, segment: Segment, arrived: Arrived, connection: Turns) -> None:
         """Judge a batch. Its `place` tells what becomes of it.
@@ -132,6 +147,7 @@ class Sequences:
         Raises `NotTheFollowing`, INVALID_PRODUCER_EPOCH, NOT_LEADER_OR_FOLLOWER (it is to be sent again), and
         INVALID_ARGUMENT (another batch has its sequence).
         """
+        arrived.connection = connection
         self._look_at(segment, arrived)
         self._assert_epoch(arrived)
         if (position := arrived.appended_before(segment, arrived.txn_id)) is not None:
@@ -139,7 +155,7 @@ class Sequences:
             arrived.appended(position)
             return
         if self._following is None:
-            self._assert_nothing_owed(arrived, connection)
+            self._assert_nothing_owed(arrived.sequence, connection)
             self._following = arrived.sequence
         self._judge(arrived)
 
@@ -149,7 +165,7 @@ class Sequences:
         opening = (segment.id, segment.ownership.generation)
         is_another = opening != self._opening
         if segment.lost or (is_another and not self.is_idle):
-            self.refused(arrived.sequence)
+            self._owes(arrived)
             raise KafkaError(KafkaCode.NOT_LEADER_OR_FOLLOWER)
         if not is_another:
             return
@@ -162,18 +178,32 @@ class Sequences:
         if self._following is not None and arrived.sequence // _SEQUENCES < self._following // _SEQUENCES:
             raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
 
-    def _assert_nothing_owed(self, arrived: Arrived, connection: Turns) -> None:
+    def _assert_nothing_owed(self, sequence: int, connection: Turns) -> None:
         """A producer of which the segment knows nothing may begin anywhere, but does not pass over what was refused
-        here. Only if the same batch comes again before that one, another broker has that one. What lies in an earlier
-        connection may still come, so there it is no sign."""
-        if self._owed is None or arrived.sequence <= self._owed:
+        here, unless its client does not send that again."""
+        if self._owed is None or not _is_behind(sequence, self._owed) or self._begins_again(sequence, connection):
             return
-        if self._sent_back is not None and self._sent_back[0] == arrived.sequence:
-            if self._sent_back[1] is connection or self._sent_back[1].is_over:
-                return
-            self._sent_back = arrived.sequence, connection
-        self._sent_back = self._sent_back or (arrived.sequence, connection)
+        self._send_back(sequence, connection)
         raise KafkaError(KafkaCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _begins_again(self, sequence: int, connection: Turns) -> bool:
+        """Whether a client sends again from this batch on what was sent back. On one connection batches come in their
+        order until it does. What lies in an earlier one may still come, so as long as that is open a batch on another
+        connection is no sign."""
+        last = self._sent_back.get(connection)
+        if last is not None:
+            return not _is_behind(sequence, last)
+        if not all(each.is_over for each in self._sent_back):
+            return False
+        return not all(_is_behind(sequence, each) for each in self._sent_back.values())
+
+    def _send_back(self, sequence: int, connection: Turns) -> None:
+        self._sent_back = {each: last for each, last in self._sent_back.items() if not each.is_over}
+        self._sent_back[connection] = sequence
+
+    def _owes(self, arrived: Arrived) -> None:
+        assert arrived.connection is not None
+        self.refused(arrived.sequence, arrived.connection)
 
     def _judge(self, arrived: Arrived) -> None:
         """Accept a batch, behind everything that is here. Raises `NotTheFollowing` and INVALID_PRODUCER_EPOCH."""
@@ -183,14 +213,14 @@ class Sequences:
         if original is not None:
             if original.entry.count != arrived.entry.count:
                 raise sequence_used(arrived.sequence, original.entry.count, arrived.entry.count)
-            original.copies.append(arrived)
+            original.copies[arrived] = None
         else:
             epoch, sequence = epoch_and_sequence(arrived.sequence)
             begins_an_epoch = sequence == 0 and epoch > epoch_and_sequence(self._following)[0]
             if arrived.sequence != self._following and not begins_an_epoch:
                 raise NotTheFollowing
             self._following = _behind(arrived.sequence, arrived.entry.count)
-            self._owed = self._sent_back = None
+            self._owes_nothing()
             self._accepted[arrived.sequence] = arrived
         arrived.is_copy = original is not None
         self._here[arrived] = None
@@ -200,7 +230,10 @@ class Sequences:
         if self._following in (None, arrived.sequence):
             self._following = _behind(arrived.sequence, arrived.entry.count)
         if self._owed == arrived.sequence:
-            self._owed = self._sent_back = None
+            self._owes_nothing()
+
+    def _owes_nothing(self) -> None:
+        self._owed, self._sent_back = None, {}
 
     # -- waves -------------------------------------------------------------------------------------------------
 
@@ -222,9 +255,8 @@ class Sequences:
             self._forget(arrived)
             arrived.appended(position)
             for copy in arrived.copies:
-                if copy in self._here:
-                    del self._here[copy]
-                    copy.appended(position)
+                del self._here[copy]
+                copy.appended(position)
         if len(published.positions) < len(wave):
             assert published.failure is not None
             self._failed(wave[len(published.positions)], published.failure)
@@ -234,7 +266,7 @@ class Sequences:
         if arrived not in self._here or arrived.is_sent:
             return
         if arrived.is_copy:
-            del self._here[arrived]
+            self._forget(arrived)
         else:
             self._failed(arrived, KafkaError(KafkaCode.NOT_LEADER_OR_FOLLOWER))
 
@@ -244,7 +276,7 @@ class Sequences:
         self.is_sending = False
         if here:
             self._following = here[0].sequence
-            self.refused(here[0].sequence)
+            self._owes(here[0])
         for arrived in here:
             arrived.failed(error)
 
@@ -253,11 +285,11 @@ class Sequences:
         it takes its place, and what arrived behind it fails."""
         here = list(self._here)
         later = here[here.index(first) :]
-        for arrived in later:
+        for arrived in reversed(later):  # copies before what they are copies of
             self._forget(arrived)
-            arrived.copies, arrived.is_sent = [], False
+            arrived.is_sent = False
         self._following = first.sequence
-        self.refused(first.sequence)
+        self._owes(first)
         first.failed(error)
         behind = _for_those_behind(error)
         for arrived in later[1:]:
@@ -270,7 +302,9 @@ class Sequences:
 
     def _forget(self, arrived: Arrived) -> None:
         del self._here[arrived]
-        if not arrived.is_copy:
+        if arrived.is_copy:
+            del self._accepted[arrived.sequence].copies[arrived]
+        else:
             del self._accepted[arrived.sequence]
 
 

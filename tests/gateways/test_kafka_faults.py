@@ -2,7 +2,9 @@
 order in which it was sent, whatever fails: stores, disks, connections, and owners that change.
 
 Method: clients by Kafka's rules, which have up to five batches in flight and send again in their order, through the
-listeners of one broker on files or of two that share objects; faults of any kind at random; seeds. DESIGN §5.22.
+listeners of one broker on files or of two that share objects; faults of any kind at random; seeds. Often a client
+begins with a new producer id, so that its first batches meet the faults, at 0 or shortly before the sequences begin
+anew. What it gives up goes on in the next epoch, or with another id. DESIGN §5.22.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from metastore.errors import StoreUnavailable
 from metatxn_gateways.kafka.codes import KafkaCode
 from participants.segment.segment import Segment
 from tests.extent import usually
-from tests.gateways.asking import Asking, Holder, Link, on_one_connection
+from tests.gateways.asking import TRANSACTIONAL, Asking, Holder, Link, batch, on_one_connection
 from tests.gateways.conftest import Gateway, start_gateway
 from tests.gateways.test_kafka_brokers import Brokers, Member
 from tests.participants.ledger.faults import broken, no_space
@@ -32,6 +34,7 @@ from tests.participants.segment.world import World
 
 IN_FLIGHT = 5
 BATCHES = 60
+SEQUENCES = 1 << 31
 AGAIN = {
     KafkaCode.LEADER_NOT_AVAILABLE,
     KafkaCode.NOT_LEADER_OR_FOLLOWER,
@@ -40,6 +43,7 @@ AGAIN = {
     KafkaCode.COORDINATOR_NOT_AVAILABLE,
     KafkaCode.NOT_COORDINATOR,
     KafkaCode.KAFKA_STORAGE_ERROR,
+    KafkaCode.CORRUPT_MESSAGE,
 }
 """A client sends again, perhaps to somebody else."""
 Place = Gateway | Member
@@ -140,8 +144,8 @@ async def a_while(random: Random, most: int = 100) -> None:
 
 @dataclass(eq=False)
 class Sent:
-    sequence: int
-    value: bytes
+    values: list[bytes]
+    records: bytes
 
 
 @dataclass
@@ -155,32 +159,37 @@ class Told:
 
 class Client:
     """An idempotent producer. It sends again what was refused, in its order, and gives up at times: then it goes on in
-    its next epoch."""
+    its next epoch, or as another producer."""
 
     def __init__(self, cluster: Cluster, name: str, random: Random, told: Told) -> None:
         self.cluster, self.name, self.random, self.told = cluster, name, random, told
-        self.life = 0
-        self.producer = random.randrange(1 << 40)
         self.holder: Holder | None = None
-        self._numbers = 0
-        self._next = 0
         self.unanswered: deque[Sent] = deque()
+        self._ids = self._numbers = 0
         self._connection: tuple[Place, Asking, Link] | None = None
         self._half_open: list[asyncio.Task[Any]] = []
+        self.is_another()
+
+    def is_another(self) -> None:
+        """Go on with a new producer id. Its sequences may begin anywhere, as if all that was before were forgotten."""
+        self._ids += 1
+        self.producer = self.random.randrange(1 << 40)
+        self.epoch = 0
+        self._next = self.random.choice((0, SEQUENCES - self.random.randrange(1, 12)))
 
     async def run(self) -> None:
         while self._numbers < BATCHES:
             await self.send(self.random.randrange(1, 12))
+            if self.random.random() < 0.3:
+                self.is_another()
         await asyncio.gather(*self._half_open, return_exceptions=True)
 
     async def send(self, count: int) -> bool:
         """Whether all of it is acknowledged; otherwise it was given up."""
-        for _ in range(count):
-            self._numbers += 1
-            self.unanswered.append(Sent(self._next, f"{self.name}-{self.life}-{self._numbers}".encode()))
-            self._next += 1
+        self.unanswered += [self._made() for _ in range(count)]
         while self.unanswered:
-            if self.random.random() < 0.02:
+            if self.random.random() < 0.04:
+                self.unanswered.clear()
                 await self.give_up()
                 return False
             leader = self.cluster.leader() or self.random.choice(self.cluster.places)
@@ -191,10 +200,21 @@ class Client:
             await a_while(self.random, 20)
         return True
 
+    def _made(self) -> Sent:
+        values = []
+        for _ in range(self.random.randrange(1, 3)):
+            self._numbers += 1
+            values.append(f"{self.name}.{self._ids}-{self.epoch}-{self._numbers}".encode())
+        producer, attributes = (self.producer, 0) if self.holder is None else (self.holder.producer_id, TRANSACTIONAL)
+        made = batch(*values, producer=producer, sequence=self._next, epoch=self.epoch, attributes=attributes)
+        self._next = (self._next + len(values)) % SEQUENCES
+        return Sent(values, made)
+
     async def give_up(self) -> None:
-        self.life += 1
-        self._next = 0
-        self.unanswered.clear()
+        if self.random.random() < 0.5:
+            self.is_another()
+        else:
+            self.epoch, self._next = self.epoch + 1, 0
 
     async def _exchange(self, asking: Asking, link: Link) -> None:
         """Send until everything is acknowledged, or something has to be sent again, or the connection is cut."""
@@ -202,7 +222,7 @@ class Client:
         in_flight: deque[tuple[Sent, asyncio.Task[tuple[int, int]]]] = deque()
         while in_flight or (waiting and not refused):
             while waiting and not refused and len(in_flight) < IN_FLIGHT:
-                in_flight.append((waiting[0], asyncio.ensure_future(self._produce(asking, waiting.popleft()))))
+                in_flight.append((waiting[0], self._produce(asking, waiting.popleft())))
             if self.random.random() < 0.05:
                 await a_while(self.random, 30)
                 return self._hang_up([task for _, task in in_flight], link)
@@ -210,21 +230,23 @@ class Client:
             code, _ = await answer
             if code in (KafkaCode.NONE, KafkaCode.DUPLICATE_SEQUENCE_NUMBER):
                 self.unanswered.remove(sent)
-                self.told.acknowledged.add(sent.value)
+                self.told.acknowledged.update(sent.values)
                 continue
             refused = True
             expected = code in AGAIN or (
                 code == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER and sent is not self.unanswered[0]
             )
             if not expected:
-                self.told.wrong.append(f"{sent.value!r} was told {KafkaCode(code).name}")
+                self.told.wrong.append(f"{sent.values} were told {KafkaCode(code).name}")
                 raise AssertionError(self.told.wrong)
         return None
 
-    async def _produce(self, asking: Asking, sent: Sent) -> tuple[int, int]:
-        if self.holder is not None:
-            return await asking.produce("t", 0, sent.value, holder=self.holder, sequence=sent.sequence)
-        return await asking.produce("t", 0, sent.value, producer=self.producer, sequence=sent.sequence, epoch=self.life)
+    def _produce(self, asking: Asking, sent: Sent) -> asyncio.Task[tuple[int, int]]:
+        """It may be damaged on its way, and more often if others follow it that were not refused yet."""
+        records = sent.records
+        if self.random.random() < (0.1 if sent is self.unanswered[0] else 0.02):
+            records = records[:-1] + bytes([records[-1] ^ 1])
+        return asyncio.ensure_future(asking.append("t", 0, records, self.holder))
 
     def _hang_up(self, tasks: list[asyncio.Task[tuple[int, int]]], link: Link) -> None:
         """The broker hears of it at once, or not before it has answered."""
@@ -237,11 +259,11 @@ class Client:
 
 
 class TransactionalClient(Client):
-    """One that writes in transactions. When it gives up it aborts, and goes on with another producer id."""
+    """One that writes in transactions. When it gives up it aborts, or another one takes its place. Either goes on with
+    another producer id."""
 
     async def run(self) -> None:
-        self.holder = Holder(self.name)
-        await self._insist(lambda asking: asking.init(self.held))
+        await self._takes_its_place()
         while self._numbers < BATCHES:
             await self._insist(lambda asking: asking.add_partitions(self.held, ("t", 0)))
             before = set(self.told.acknowledged)
@@ -252,6 +274,8 @@ class TransactionalClient(Client):
             if not commit:
                 self.told.aborted |= self._mine(self.told.acknowledged - before)
             await self._end(commit=commit)
+            if self.random.random() < 0.2:
+                await self._takes_its_place()
         await asyncio.gather(*self._half_open, return_exceptions=True)
 
     @property
@@ -260,12 +284,21 @@ class TransactionalClient(Client):
         return self.holder
 
     def _mine(self, values: set[bytes]) -> set[bytes]:
-        return {value for value in values if value.startswith(f"{self.name}-".encode())}
+        return {value for value in values if value.startswith(f"{self.name}.".encode())}
 
     async def give_up(self) -> None:
-        await super().give_up()
-        await self._end(commit=False)
+        if self.random.random() < 0.5:
+            await self._takes_its_place()
+        else:
+            await self._end(commit=False)
+            await self._insist(lambda asking: asking.init(self.held))
+            self.is_another()
+
+    async def _takes_its_place(self) -> None:
+        """Another client with the same transactional id, which knows nothing of the transaction that may be open."""
+        self.holder = Holder(self.name)
         await self._insist(lambda asking: asking.init(self.held))
+        self.is_another()
 
     async def _end(self, *, commit: bool) -> None:
         await self._insist(lambda asking: asking.end(self.held, commit=commit))
@@ -322,10 +355,10 @@ def judge(told: Told, everything: list[bytes], committed: list[bytes]) -> None:
     assert not told.wrong
     last: dict[bytes, tuple[int, int]] = {}
     for value in everything:
-        name, life, number = value.split(b"-")
-        place = int(life), int(number)
-        assert place > last.get(name, (-1, -1)), f"{value!r} stands behind what was sent later, or is there twice"
-        last[name] = place
+        producer, epoch, number = value.split(b"-")
+        place = int(epoch), int(number)
+        assert place > last.get(producer, (-1, -1)), f"{value!r} stands behind what was sent later, or is there twice"
+        last[producer] = place
     assert told.acknowledged <= set(everything)
     shown = set(committed)
     assert told.acknowledged - told.aborted <= shown and not told.aborted & shown

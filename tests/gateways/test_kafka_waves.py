@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -24,10 +26,11 @@ from metatxn_gateways.kafka import sequences as sequences_module
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
 from metatxn_gateways.kafka.sequences import Arrived, NotTheFollowing, Sequences
 from metatxn_gateways.kafka.turns import Turns
+from metatxn_gateways.listener import MalformedRequest
 from participants.segment.dedup import DedupTable
 from participants.segment.publishing import Hold, Published
 from participants.segment.segment import Segment
-from tests.gateways.asking import PRODUCER, Holder, Link, batch, on_one_connection
+from tests.gateways.asking import PRODUCER, Holder, Link, batch, made, on_one_connection, worst
 from tests.gateways.conftest import Gateway
 from tests.gateways.test_kafka_admin import deleted
 from tests.gateways.test_kafka_compacted import Compacted, records
@@ -262,6 +265,21 @@ async def test_an_answer_of_the_store_that_is_lost_fails_the_whole_wave(gateway:
     assert await batches.appended(3) == [b"0", b"1", b"2"]
 
 
+async def test_a_request_that_names_a_partition_twice_is_malformed(gateway: Gateway) -> None:
+    """2,000 copies of a batch in one request took two seconds of the event loop when their connection was closed, and
+    four times as many took sixteen times as long."""
+    batches = await Batches.of(gateway, transactional=False)
+    part = made(0, 8, "PartitionProduceData", index=0, records=batch(b"0", producer=9, sequence=0))
+    other = replace(part, index=1)
+    topics = [made(0, 8, "TopicProduceData", name="t", partition_data=parts) for parts in [(part,), (other, part)]]
+    fields = {"transactional_id": None, "acks": -1, "timeout": timedelta(seconds=1)}
+    for repeated in (tuple(topics), (replace(topics[0], partition_data=(part, part)),)):
+        with pytest.raises(MalformedRequest, match="twice"):
+            await batches.asking.ask(0, 8, made(0, 8, "ProduceRequest", **fields, topic_data=repeated))
+    assert not batches.gateway.listener._produce._waves._sequences._last
+    assert worst(await batches.asking.ask(0, 8, made(0, 8, "ProduceRequest", **fields, topic_data=(topics[1],)))) == 3
+
+
 # -- copies --------------------------------------------------------------------------------------------------------
 
 
@@ -432,6 +450,70 @@ async def test_what_another_broker_has_meanwhile_is_not_waited_for(gateway: Gate
     assert await asyncio.gather(*batches.send_all(8, 9)) == well(0, 1)
 
 
+async def test_what_is_given_up_is_not_waited_for(gateway: Gateway) -> None:
+    """A client that was sent back, and goes on in its next epoch, owes nothing. It does not send the same again."""
+    batches = await Batches.of(gateway, transactional=False)
+    batches.segment.lose("its ledger has failed")
+    assert (await batches.send(5))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    await batches.reopened()
+    assert (await batches.send(6))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    following = [batches.send(number, epoch=1) for number in range(2)]
+    assert codes(await asyncio.gather(*following)) == [KafkaCode.NOT_LEADER_OR_FOLLOWER] * 2
+    assert [await batches.send(number, epoch=1) for number in range(2)] == well(0, 1)
+
+
+async def test_what_a_client_begins_again_with_is_owed_if_it_is_refused(gateway: Gateway) -> None:
+    """In the place of what it gave up."""
+    batches = await Batches.of(gateway, transactional=False)
+    batches.segment.lose("its ledger has failed")
+    assert (await batches.send(5))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    await batches.reopened()
+    for number in range(2):
+        assert (await batches.send(number, epoch=1))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    damaged = bytearray(batch(b"0", producer=9, sequence=0, epoch=1))
+    damaged[-1] ^= 1
+    assert (await batches.asking.append("t", 0, bytes(damaged)))[0] == KafkaCode.CORRUPT_MESSAGE
+    assert (await batches.send(1, epoch=1))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    assert [await batches.send(number, epoch=1) for number in range(2)] == well(0, 1)
+
+
+async def test_what_another_broker_has_with_what_was_sent_back_is_not_waited_for(gateway: Gateway) -> None:
+    batches = await Batches.of(gateway, transactional=False)
+    batches.segment.lose("its ledger has failed")
+    assert (await batches.send(5))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    await batches.reopened()
+    assert (await batches.send(6))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    assert (await batches.send(8))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER, "it may have been on its way, behind 6"
+    assert await asyncio.gather(*batches.send_all(8, 9)) == well(0, 1)
+
+
+async def test_what_is_owed_is_not_passed_over_where_sequences_begin_anew(gateway: Gateway) -> None:
+    batches = await Batches.of(gateway, transactional=False)
+    batches.segment.lose("its ledger has failed")
+    last = (1 << 31) - 1
+    assert (await batches.send(last))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    await batches.reopened()
+    assert (await batches.send(0))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    assert await asyncio.gather(*batches.send_all(last, 0, 1)) == well(0, 1, 2)
+
+
+async def test_what_a_closed_connection_was_told_is_no_sign_on_one_that_was_told_of_a_failure(
+    gateway: Gateway,
+) -> None:
+    """What follows there was sent before its client heard of that."""
+    batches = await Batches.of(gateway, transactional=False)
+    batches.segment.lose("its ledger has failed")
+    assert (await batches.send(5))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    await batches.reopened()
+    second, link = batches.asking, Link()
+    batches.asking = on_one_connection(gateway, link)
+    assert (await batches.send(6))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    link.on_lost()
+    batches.asking = second
+    assert (await batches.send(6))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    assert await asyncio.gather(*batches.send_all(5, 6)) == well(0, 1)
+
+
 async def test_what_lies_in_an_earlier_connection_is_no_sign(gateway: Gateway) -> None:
     batches = await Batches.of(gateway, transactional=False)
     batches.segment.lose("its ledger has failed")
@@ -446,10 +528,10 @@ async def test_what_lies_in_an_earlier_connection_is_no_sign(gateway: Gateway) -
 async def test_a_connection_that_is_closed_brings_nothing_any_more(gateway: Gateway) -> None:
     batches = await Batches.of(gateway, transactional=False)
     batches.segment.lose("its ledger has failed")
-    assert (await batches.send(5))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
-    await batches.reopened()
     link = Link()
     batches.asking = on_one_connection(gateway, link)
+    assert (await batches.send(5))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
+    await batches.reopened()
     assert (await batches.send(6))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
     link.on_lost()
     batches.asking = on_one_connection(gateway)
@@ -464,6 +546,23 @@ async def test_a_batch_that_is_no_batch_is_not_passed_over(gateway: Gateway) -> 
     assert (await batches.asking.append("t", 0, bytes(damaged)))[0] == KafkaCode.CORRUPT_MESSAGE
     assert (await batches.send(1))[0] == KafkaCode.NOT_LEADER_OR_FOLLOWER
     assert [await each for each in batches.send_all(0, 1)] == well(0, 1)
+
+
+async def test_what_was_sent_again_for_a_closed_connection_is_not_kept(gateway: Gateway) -> None:
+    """However often its client comes again while the first one is on its way."""
+    batches = await Batches.of(gateway, transactional=False)
+    sent = await batches.held(0)
+    (first,) = batches.sequences._accepted.values()
+    for _ in range(3):
+        batches.asking = on_one_connection(gateway)
+        again = batches.send(0)
+        await batches.here(2)
+        assert len(first.copies) == 1
+        again.cancel()
+        await asyncio.wait([again])
+        assert not first.copies
+    gateway.process.device.go()
+    assert await asyncio.gather(*sent) == well(0)
 
 
 # -- openings -----------------------------------------------------------------------------------------------------
