@@ -47,6 +47,7 @@ from tests.extent import usually
 from tests.participants.prefixes.lives import Files, Objects
 from tests.participants.prefixes.lives import Place as Where
 from tests.participants.prefixes.steps import MortalStore, Steps
+from tests.participants.reconciling import reconcile_subscribed
 from tests.participants.segment.world import SEGMENT, Node, World, released
 
 TOPIC = "public/default/t"
@@ -297,7 +298,7 @@ class Upkeep:
         self.model.acked = {each for each in self.model.entries if each <= behind}
 
         async def once() -> None:
-            await subscriptions_of(self.segment).reconcile()
+            await reconcile_subscribed(self.segment)
             await self.subscription()
 
         await self.dying_or(once)
