@@ -324,3 +324,14 @@ async def _serving(
             await broker.stop()
             for store in stores:
                 await store.close()
+
+
+def all_of(consumer: metatxn.Consumer | metatxn.TopicsConsumer, count: int) -> list[metatxn.Message]:
+    """So many messages, and no more than these are there."""
+    found: list[metatxn.Message] = []
+    while len(found) < count:
+        more = consumer.receive_many(count - len(found), 30)
+        assert more, f"{len(found)} of {count} have come: {found}"
+        found += more
+    assert consumer.receive(0) is None
+    return found

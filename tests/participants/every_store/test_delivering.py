@@ -17,7 +17,7 @@ import pytest
 import metatxn
 from metatxn import redrive
 from metatxn.wire.ids import TxnId
-from tests.participants.every_store.running import HIGH, LOW, MINUTE_MS, Running
+from tests.participants.every_store.running import HIGH, LOW, MINUTE_MS, Running, all_of
 from tests.participants.subscription.by_key import Model
 
 DAY_S = 86_400.0
@@ -25,17 +25,6 @@ DAY_S = 86_400.0
 
 def values(messages: list[metatxn.Message]) -> list[Any]:
     return [message.value for message in messages]
-
-
-def all_of(consumer: metatxn.Consumer | metatxn.TopicsConsumer, count: int) -> list[metatxn.Message]:
-    """So many messages, and no more than these are there."""
-    found: list[metatxn.Message] = []
-    while len(found) < count:
-        more = consumer.receive_many(count - len(found), 30)
-        assert more, f"{len(found)} of {count} have come: {found}"
-        found += more
-    assert consumer.receive(0) is None
-    return found
 
 
 def what_is_due(consumer: metatxn.Consumer) -> list[metatxn.Message]:

@@ -13,18 +13,7 @@ from typing import Any
 import pytest
 
 import metatxn
-from tests.participants.every_store.running import HIGH, LOW, MINUTE_MS, Running
-
-
-def given(consumer: metatxn.Consumer, count: int) -> list[metatxn.Message]:
-    """So many messages, and no more than these are there."""
-    found: list[metatxn.Message] = []
-    while len(found) < count:
-        more = consumer.receive_many(count - len(found), 30)
-        assert more, f"{len(found)} of {count} have come"
-        found += more
-    assert consumer.receive(0) is None
-    return found
+from tests.participants.every_store.running import HIGH, LOW, MINUTE_MS, Running, all_of
 
 
 def values(messages: Sequence[metatxn.Message]) -> list[Any]:
@@ -48,7 +37,7 @@ def test_a_subscription_moves_to_a_time_or_positions_and_pending_acknowledgement
         cluster.later(MINUTE_MS)
     everything = sorted(f"{number}{key}" for number in range(3) for key in (LOW, HIGH))
     with client.consumer(topic, "s") as consumer:
-        held = given(consumer, 6)
+        held = all_of(consumer, 6)
         assert values(held) == everything
         consumer.acknowledge([message for message in held if message.value.startswith("0")])
         txn = cluster.begin()
@@ -66,14 +55,14 @@ def test_a_subscription_moves_to_a_time_or_positions_and_pending_acknowledgement
         moved = consumer.seek(times[1], force=True)
         assert moved.aborted == [txn.id]
         assert txn.refresh().state == "ABORTED"
-        assert values(given(consumer, 4)) == everything[2:]
+        assert values(all_of(consumer, 4)) == everything[2:]
         consumer.seek(times[1])
         other = cluster.begin()
         with pytest.raises(metatxn.TransactionConflict):  # it was not given to anybody since
             consumer.acknowledge(late, other)
         cluster.abort(other)
         consumer.seek(places[2])
-        again = given(consumer, 2)
+        again = all_of(consumer, 2)
         assert values(again) == everything[4:]
         committed = cluster.begin()
         consumer.acknowledge(again, committed)
@@ -82,7 +71,7 @@ def test_a_subscription_moves_to_a_time_or_positions_and_pending_acknowledgement
         consumer.seek("latest")
         assert consumer.receive(0) is None
         consumer.seek("earliest")
-        assert values(given(consumer, 6)) == everything
+        assert values(all_of(consumer, 6)) == everything
     assert cluster.backlog(topic) == 6 and not client.subscription(topic, "s").segments[0].pending_acks
     ops = [key for each in (txn, other, committed) for key in cluster.keys(f"/txn-op/{each.id}/")]
     assert ops == []
@@ -111,7 +100,7 @@ def test_behind_a_revision_each_transaction_comes_once_and_none_of_the_snapshot(
     assert preview.complete and sum(each.messages for each in preview.segments) == len(rest)
     client.seek(topic, "view", revision=revision)
     with client.consumer(topic, "view") as consumer:
-        assert values(given(consumer, len(rest))) == rest
+        assert values(all_of(consumer, len(rest))) == rest
     with pytest.raises(metatxn.InvalidArgument):
         client.seek(topic, "view", revision=revision + 10**9)
     assert cluster.backlog(topic, "view") == len(rest)
