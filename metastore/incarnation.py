@@ -38,7 +38,7 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.laws.remedies import RECOVER, RESTORE_AGAIN
 from metastore.txn.records.processes import Incarnation, VersionRecord
-from metastore.types import Batch, Revision, Snapshot
+from metastore.types import Batch, Record, Revision, Snapshot
 from metastore.versions import FIRST, SPEAKS, ClusterVersion, too_new
 
 INTERVAL_MS = 2_000
@@ -67,9 +67,12 @@ async def first_number(store: MetadataStore, per_ms: int) -> int:
 
     Raises the store's errors.
     """
-    record = await store.get(paths.INCARNATION)
-    recovered_ms = Incarnation.decode(record.value).recovered_ms if record is not None else None
-    return (recovered_ms or 0) * per_ms
+    return recovered_ms(await store.get(paths.INCARNATION)) * per_ms
+
+
+def recovered_ms(incarnation: Record | None) -> int:
+    """When the store was restored last, by its record of the incarnation; 0 if it never was."""
+    return (Incarnation.decode(incarnation.value).recovered_ms or 0) if incarnation is not None else 0
 
 
 async def version_of(store: MetadataStore) -> int:

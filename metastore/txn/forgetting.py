@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from metastore.api import MetadataStore
+from metastore.incarnation import recovered_ms
 from metastore.txn import paths
-from metastore.txn.records.processes import Incarnation
 from metastore.txn.records.segments import OwnerRecord
 from metastore.txn.records.topics import TopicRecord
 from metastore.txn.records.transactions import FirstNumber
@@ -42,8 +42,7 @@ async def beginning(store: MetadataStore) -> Beginning:
     nothing. Raises the store's errors."""
     records = (await store.get_many([paths.FIRST_NUMBER, paths.INCARNATION])).records
     stored, incarnation = records[paths.FIRST_NUMBER], records[paths.INCARNATION]
-    recovered_ms = Incarnation.decode(incarnation.value).recovered_ms if incarnation is not None else None
-    return Beginning(max(_number(stored), recovered_ms or 0), _unchanged(stored))
+    return Beginning(max(_number(stored), recovered_ms(incarnation)), _unchanged(stored))
 
 
 async def forget(store: MetadataStore, counters: Sequence[Counter]) -> None:

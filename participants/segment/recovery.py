@@ -29,6 +29,7 @@ from functools import partial
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import CheckFailed, StoreTooNew
+from metastore.incarnation import recovered_ms
 from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.laws.remedies import RECOVER
@@ -173,7 +174,7 @@ async def open_segment(segment_id: str, context: SegmentContext) -> Segment:
 async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, SegmentRecord, Ownership] | None:
     """Take the segment. Returns None if the record of the cluster version was written since it was read."""
     segment_key, owner_key = paths.segment(segment_id), paths.segment_owner(segment_id)
-    snapshot = await context.store.get_many([segment_key, owner_key, paths.VERSION])
+    snapshot = await context.store.get_many([segment_key, owner_key, paths.VERSION, paths.INCARNATION])
     segment_record, owner_record = snapshot.records[segment_key], snapshot.records[owner_key]
     version = spoken(snapshot.records[paths.VERSION])
     if segment_record is None:
@@ -188,7 +189,9 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
     owner = OwnerRecord.decode(owner_record.value) if owner_record else None
     if owner is not None and await _is_another_that_lives(owner, context):
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
-    generation = max(owner.generation if owner else 0, record.newest_ledger) + 1
+    # A restored store may not know the generations that it has given out: as other unknown counters, they begin anew.
+    last = owner.generation if owner is not None else recovered_ms(snapshot.records[paths.INCARNATION])
+    generation = max(last, record.newest_ledger) + 1
     value = OwnerRecord(
         broker=context.broker, url=context.url, generation=generation, listeners=context.listeners or None
     ).encode()

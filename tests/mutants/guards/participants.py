@@ -257,10 +257,20 @@ PARTICIPANTS = (
         "claimed-with-an-old-generation",
         "a new owner's generation is above every ledger's number",
         _OPENING,
-        "max(owner.generation if owner else 0, record.newest_ledger) + 1",
-        "(owner.generation if owner else 0) + 1",
+        "max(last, record.newest_ledger) + 1",
+        "last + 1",
         tests=(
             "tests/participants/segment/test_rolling.py::test_ledgers_are_rolled_sealed_and_recorded_and_read_as_one",
+        ),
+    ),
+    Mutant(
+        "generations-of-a-restored-store-begin-at-one",
+        "the first owner that a restored store knows of has a generation above those it may have forgotten",
+        _OPENING,
+        "else recovered_ms(snapshot.records[paths.INCARNATION])",
+        "else 0",
+        tests=(
+            "tests/participants/segment/test_recovery.py::test_generations_that_a_restored_store_has_forgotten_are_not_reused",
         ),
     ),
     Mutant(

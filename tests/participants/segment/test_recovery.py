@@ -13,6 +13,7 @@ import pytest
 
 from metastore.errors import CheckFailed, OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
+from metastore.txn.records.processes import Incarnation
 from metastore.txn.records.segments import SegmentRecord
 from metastore.types import Batch
 from metatxn.wire import errors
@@ -509,6 +510,18 @@ async def test_a_planned_ledger_that_was_written_to_is_kept(world: World) -> Non
     with pytest.raises(LedgerCorrupt, match="only planned"):
         await node.open()
     assert number in await node.storage.numbers(segment_directory(SEGMENT))
+
+
+async def test_generations_that_a_restored_store_has_forgotten_are_not_reused(world: World) -> None:
+    """Its first owner came after the backup, and so did forms of its ledgers, which are named after it (DESIGN §10)."""
+    await world.segment()
+    node = await world.crash()
+    owner = await world.store.get(paths.segment_owner(SEGMENT))
+    assert owner is not None
+    restored = Incarnation(id="ab" * 16, begun_ms=1, recovered_ms=5_000)
+    batch = world.store.batch().remove(owner).create(paths.INCARNATION, restored.encode())
+    await world.store.apply(batch)
+    assert (await node.open()).ownership.generation > 5_000
 
 
 @on_local_files
