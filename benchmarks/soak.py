@@ -7,9 +7,13 @@
 
 The services are one process (`metatxn dev`, on SQLite with local files). Every five seconds its size is taken: used
 bytes of the store's database, all bytes of the ledgers, the memory that the process has allocated, and the time of the
-commits since then. The first third is warm-up. Of the rest a straight line is drawn through each row: what it rises in
-an hour, in percent of the mean. The bar of ± 3 % is judged from two hours on; in a short run the layout alone, which
-changes every 30 s, moves a line more.
+commits since then. The machine itself is not equally fast for hours. So behind each commit the load times what no
+commit can do without, a request that does nothing and a synced write to a database of its own, and the time of commits
+is judged in relation to that.
+
+The first third is warm-up. Of the rest a straight line is drawn through each row: what it rises in an hour, in percent
+of the mean. The bar of ± 3 % is judged from two hours on; in a short run the layout alone, which changes every 30 s,
+moves a line more.
 
     python -m benchmarks.soak --minutes 120
 """
@@ -25,10 +29,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from random import Random
+
+import httpx
 
 import metatxn
 from benchmarks.lifecycle import change
@@ -58,22 +66,51 @@ class Sample:
     ledgers: float = field(metadata={"title": "ledgers on disk", "unit": "MiB"})
     memory: float = field(metadata={"title": "memory", "unit": "MiB"})
     commit: float = field(metadata={"title": "commit, median", "unit": "ms"})
+    bare: float = field(metadata={"title": "bare request and write, median", "unit": "ms"})
+    ratio: float = field(metadata={"title": "commit ÷ bare", "unit": ""})
 
 
 ROWS = {each.name: each.metadata for each in fields(Sample) if each.metadata}
+JUDGED = ("store", "ledgers", "memory", "ratio")
+
+
+class Bare:
+    """What no commit can do without: a request, and a write that is synced."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient, directory: Path) -> None:
+        self._url, self._http = url, http
+        self._database = sqlite3.connect(directory / "bare", isolation_level=None, check_same_thread=False)
+        for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "CREATE TABLE bare (id, value)"):
+            self._database.execute(statement)
+        self._database.execute("INSERT INTO bare VALUES (1, 0)")
+        self._lane = ThreadPoolExecutor(1)
+
+    async def once_ms(self) -> float:
+        begun = time.perf_counter()
+        await self._http.get(self._url)
+        await asyncio.get_running_loop().run_in_executor(self._lane, self._write)
+        return (time.perf_counter() - begun) * 1000
+
+    def _write(self) -> None:
+        self._database.execute("UPDATE bare SET value = value + 1")
+
+    def close(self) -> None:
+        self._lane.shutdown()
+        self._database.close()
 
 
 class Soak:
     """The load, and what was measured beside it."""
 
-    def __init__(self, client: metatxn.AsyncClient, pid: int, directory: Path, transactions: int) -> None:
+    def __init__(self, client: metatxn.AsyncClient, bare: Bare, pid: int, directory: Path, transactions: int) -> None:
         self._client = client
+        self._bare = bare
         self._pid = pid
         self._directory = directory
         self._left = iter(range(transactions))
         self._random = Random(1)
         self._events, self._state = client.producer(EVENTS), client.producer(STATE)
-        self._commits: list[float] = []
+        self._commits: list[tuple[float, float]] = []
         self.samples: list[Sample] = []
 
     async def run(self) -> None:
@@ -113,7 +150,8 @@ class Soak:
             return
         begun = time.perf_counter()
         await txn.commit()
-        self._commits.append((time.perf_counter() - begun) * 1000)
+        took_ms = (time.perf_counter() - begun) * 1000
+        self._commits.append((took_ms, await self._bare.once_ms()))
 
     async def _consume(self) -> None:
         consumer = await self._client.subscribe(EVENTS, SUBSCRIPTION)
@@ -135,7 +173,8 @@ class Soak:
                 at = (time.monotonic() - began) / 60
                 sizes = await asyncio.to_thread(_store_kib, self._directory), await asyncio.to_thread(self._ledgers_mib)
                 memory = anonymous_bytes(self._pid) / 2**20
-                self.samples.append(Sample(at, *sizes, memory, statistics.median(commits)))
+                commit, bare = map(statistics.median, zip(*commits, strict=True))
+                self.samples.append(Sample(at, *sizes, memory, commit, bare, commit / bare))
                 if len(self.samples) % (SAY_S // SAMPLE_S) == 0:
                     say(f"{at:.0f} min: " + ", ".join(f"{row} {getattr(self.samples[-1], row):.1f}" for row in ROWS))
 
@@ -171,14 +210,15 @@ def _store_kib(directory: Path) -> float:
         connection.close()
 
 
-async def soak(url: str, pid: int, directory: Path, transactions: int) -> Sequence[Sample]:
-    async with metatxn.connect_async(url) as client:
+async def soak(url: str, pid: int, directory: Path, aside: Path, transactions: int) -> Sequence[Sample]:
+    async with metatxn.connect_async(url) as client, httpx.AsyncClient() as http:
         await client.create_topic(EVENTS, SEGMENTS)
         await client.create_topic(STATE)
         await client.set_topic_policy(EVENTS, retention_ms=60_000, roll_ms=10_000, retention="hard")
         await client.set_topic_policy(STATE, cleanup="compact", roll_ms=10_000)
-        running = Soak(client, pid, directory, transactions)
-        await running.run()
+        with closing(Bare(f"{url}/healthz", http, aside)) as bare:
+            running = Soak(client, bare, pid, directory, transactions)
+            await running.run()
         return running.samples
 
 
@@ -197,7 +237,7 @@ def figures(samples: Sequence[Sample], *, judged: bool) -> list[Figure]:
     for row, about in ROWS.items():
         rises = percent_per_hour(samples, row)
         found.append(Figure(about["title"], [statistics.fmean(getattr(each, row) for each in samples)], about["unit"]))
-        bar = MOST_PERCENT if judged else None
+        bar = MOST_PERCENT if judged and row in JUDGED else None
         found.append(Figure(f"{about['title']}, rises or falls in an hour", [abs(rises)], "%", at_most=bar))
     return found
 
@@ -230,11 +270,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     minutes = parser.parse_args().minutes
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as aside:
         directory, ports = Path(place), ("--port", "0", "--broker-port", "0")
         with spawned([*METATXN, "dev", "--data-dir", place, *ports, "-o", "json", *OPTIONS]) as (process, line):
             url = json.loads(line)["broker"]
-            samples = asyncio.run(soak(url, process.pid, directory, int(minutes * 60 * PER_S)))
+            samples = asyncio.run(soak(url, process.pid, directory, Path(aside), int(minutes * 60 * PER_S)))
     warm_up = minutes / 3
     later = [sample for sample in samples if sample.at >= warm_up]
     publish("soak", f"{minutes:g} minutes of constant load", figures(later, judged=minutes >= JUDGED_FROM_MINUTES))
