@@ -84,7 +84,8 @@ def test_a_broker_frozen_past_its_lease_acknowledges_nothing_and_makes_nothing_v
     producer.send("open", txn=txn).result(PATIENCE_S)
     frozen.signal(signal.SIGSTOP)
     alive = cluster.broker()
-    cluster.wait(lambda: cluster.owners("t")[segment] == alive.url)
+    topic = f"{alive.url}/v1/topics/{quote('public/default/t', safe='')}"  # the client would wait for the frozen one
+    cluster.wait(lambda: httpx.get(topic).json()["segments"][0]["owner"] == alive.url)
     with metatxn.connect(alive.url, request_timeout_s=PATIENCE_S) as other:
         other.producer("t").send("new").result(PATIENCE_S)
         entries = f"{frozen.url}/v1/segments/{quote(segment, safe='')}/entries"
