@@ -95,7 +95,7 @@ METASTORE = (
         "numbers-do-not-leap",
         "after a recovery a counter that the store does not know begins behind all that was given out",
         _INCARNATION,
-        "return (recovered_ms or 0) * per_ms",
+        "return recovered_ms(await store.get(paths.INCARNATION)) * per_ms",
         "return 0",
         tests=("tests/participants/restored/test_recovery.py::test_ids_and_epochs_are_not_given_out_again",),
     ),
