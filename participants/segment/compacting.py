@@ -235,7 +235,7 @@ class _Pass:
         naming = Naming(self._leaves_out, self._cleanup.checks)
         await rewrite(self._segment, self._context, ledger, kept, naming)
         if self._segment.attached is not None:
-            self._segment.attached.compacted()
+            self._segment.attached.left_out(committed=True)
 
     def _is_needed(self, entry: _Messages) -> bool:
         return (

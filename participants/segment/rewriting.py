@@ -88,6 +88,8 @@ async def _without_hidden(segment: Segment, context: RewritingContext, record: L
             hidden = await segment.hidden.load(record.id)
         told = tells_first_offset(segment.record, ledger)
         await rewrite(segment, context, ledger, _kept(ledger, hidden, told))
+        if segment.attached is not None:
+            segment.attached.left_out(committed=False)
 
 
 def sealed_ledger(segment: Segment, number: int) -> SealedLedger | None:

@@ -76,8 +76,9 @@ class Attached(Protocol):
     async def settle(self) -> None:
         """Make durable what was passed over only in memory. Raises the store's errors."""
 
-    def compacted(self) -> None:
-        """Messages that could be read were left out."""
+    def left_out(self, *, committed: bool) -> None:
+        """Messages are gone from ledgers that stay: if none of them were `committed`, only those who read all messages
+        could read them."""
 
     def close(self) -> None: ...
 

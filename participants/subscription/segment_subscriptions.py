@@ -183,9 +183,10 @@ class SegmentSubscriptions:
         if known.record.incarnation <= current.last_dropped:
             await self.drop(current)
 
-    def compacted(self) -> None:
-        for counts in self._message_counts.values():
-            counts.forget()
+    def left_out(self, *, committed: bool) -> None:
+        for uncommitted, counts in self._message_counts.items():
+            if committed or uncommitted:
+                counts.forget()
 
     def close(self) -> None:
         for subscription in self:

@@ -15,6 +15,14 @@ _PREFIXES = "tests/participants/prefixes/test_prefixes.py::test_every_interrupte
 
 REWRITING = (
     Mutant(
+        "backlogs-keep-aborted-messages-that-are-gone",
+        "5.18: the backlog of a subscription that delivers all messages has none that a rewriting has left out",
+        _REWRITING,
+        "segment.attached.left_out(committed=False)",
+        "pass",
+        tests=("tests/participants/broker/test_compacting.py::test_aborted_messages_that_are_gone_are_in_no_backlog",),
+    ),
+    Mutant(
         "form-deleted-before-it-is-named",
         "5.18: the former form goes only once the record names the new one",
         _REWRITING,

@@ -246,6 +246,27 @@ async def test_subscriptions_pass_over_what_is_gone(topic: Compacting) -> None:
     assert (await topic.shown())["backlog"] == 0
 
 
+async def test_aborted_messages_that_are_gone_are_in_no_backlog(
+    topic: Compacting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in that of a subscription which delivers whatever is stored, either (DESIGN §5.18)."""
+    monkeypatch.setattr("participants.subscription.message_counts.PAGE_BYTES", 1)
+    await topic.set(cleanup="delete")
+    await topic.subscribe("all", isolation="read_uncommitted")
+    txn = await topic.world.begin()
+    for number in range(4):
+        await topic.put(("a", number), txn_id=txn)
+    await topic.put(("b", 1))
+    await topic.abort(txn)
+    await topic.roll()
+    await topic.put(("c", 1))
+    assert (await topic.shown("all"))["backlog"] == 6
+    await topic.passes()
+    assert (await topic.record()).ledgers[0].form is not None
+    assert (await topic.shown("all"))["backlog"] == 2
+    assert [each["value"] for each in await topic.receive("all")] == [1, 1]
+
+
 async def test_what_is_in_a_ledger_that_was_dropped_can_be_acknowledged(topic: Compacting) -> None:
     """By itself and with what is before it, whoever serves the segment by then."""
     await topic.subscribe("s")
