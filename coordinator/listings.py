@@ -47,7 +47,7 @@ from metatxn.wire.coordinator import (
 from metatxn.wire.errors import invalid_field
 from metatxn.wire.ids import TxnId
 
-ROWS_PER_PAGE = 500
+ROWS_PER_PAGE = 300
 """The number of rows after which a page ends, however few of them it shows: what a reader waits for."""
 PAGE_BYTES = 1 << 20
 """A page ends with the transaction whose records exceed this size, whether it is shown or not."""

@@ -24,7 +24,7 @@ MOST_ENTRIES = 50
 MOST_MESSAGES = 100
 PAGE_BYTES = 256 << 10
 MOST_ENTRIES_LOOKED_AT = 1_000
-MOST_LOOKED_AT = 7_500
+MOST_LOOKED_AT = 5_000
 LOOKED_BYTES = 1 << 20
 """The most bytes that are looked through for a page that shows only what matches."""
 MOST_READS = 20
