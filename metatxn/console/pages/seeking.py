@@ -16,7 +16,7 @@ from metatxn.words import count_text
 MOST_SEGMENTS = 100
 NUMBERS = ("messages", "again", "skipped")
 MOST_REDRIVEN = 1_000
-COUNTED_FOR_S = 0.15
+COUNTED_FOR_S = 0.1
 """How long one request counts what a move to a revision would do."""
 LONGEST_REDRIVE_S = 20
 """The time of one request to the console: what is left is published by the next one."""
