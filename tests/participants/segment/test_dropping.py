@@ -61,6 +61,16 @@ async def with_two_to_drop(world: World) -> tuple[Node, Segment]:
     return node, segment
 
 
+async def with_two_indexed(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Segment]:
+    """The same, with an index of what is hidden in them. They go with the next upkeep."""
+    node, segment = await with_two_to_drop(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(rewriting, "HIDDEN_PARTS", 0)
+        await tended(segment)
+    assert await listed(world) == [1, 2, 3, 4] and (await record_of(world)).ledgers[1].hidden == 1
+    return node, segment
+
+
 async def test_a_ledger_of_which_nothing_is_left_leaves_the_segment(world: World) -> None:
     node, segment = await with_two_to_drop(world)
     await tended(segment)
@@ -201,10 +211,7 @@ async def test_other_upkeep_that_deletes_the_bytes_tells_readers_first(
 ) -> None:
     """The answer to the drop is on its way, and a trim finds in the record what is to be deleted. A page that was read
     before needs the index, which goes too."""
-    node, segment = await with_two_to_drop(world)
-    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 0)
-    await tended(segment)
-    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 2)
+    node, segment = await with_two_indexed(world, monkeypatch)
     read = segment.reader._from_storage
     fault = world.store.fault(Fault(drops, hold_after=True))
     forgotten = world.store.fault(Fault(lambda batch: fault.reached.is_set() and not drops(batch), hold_before=True))
@@ -254,11 +261,7 @@ async def test_a_page_of_a_ledger_that_is_dropped_before_it_is_judged_is_read_ag
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index that hides its aborted entries is gone with the ledger."""
-    _, segment = await with_two_to_drop(world)
-    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 0)
-    await tended(segment)
-    assert await listed(world) == [1, 2, 3, 4] and (await record_of(world)).ledgers[1].hidden == 1
-    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 2)
+    _, segment = await with_two_indexed(world, monkeypatch)
     read = segment.reader._from_storage
     kinds = (segment.reader.read_committed, partial(segment.reader.read_snapshot, revision=None))
     for kind in kinds:
@@ -278,10 +281,7 @@ async def test_a_page_of_a_ledger_that_is_dropped_before_it_is_judged_is_read_ag
 async def test_a_ledger_that_is_dropped_while_its_index_is_loaded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, segment = await with_two_to_drop(world)
-    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 0)
-    await tended(segment)
-    monkeypatch.setattr(rewriting, "HIDDEN_PARTS", 2)
+    node, segment = await with_two_indexed(world, monkeypatch)
     load = node.storage.read_hidden
 
     async def too_late(*args: Any) -> Any:
