@@ -16,7 +16,7 @@ Transactions that change while the pages are read may be missed or listed twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from itertools import chain, islice, repeat
 from coordinator import answers, paging
 from coordinator.ages import OpenAges
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.newest import PORTIONS, NewestFirst
+from coordinator.newest import PORTIONS, NewestFirst, ReadTransactions
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
 from metastore.clock import Clock
@@ -35,7 +35,7 @@ from metastore.txn.id_blocks import BLOCK_SECONDS
 from metastore.txn.listing import Row
 from metastore.txn.records.operations import decode_op
 from metastore.txn.states import TxnState
-from metastore.txn.store import TransactionRecords, read_transaction, read_transactions
+from metastore.txn.store import TransactionRecords, read_plain, read_transaction, read_transactions
 from metatxn.wire.coordinator import (
     Operation,
     OperationPage,
@@ -117,8 +117,12 @@ class Listings:
         have."""
         name, read_slice = self._range_of(wanted)
         after = paging.position_of(name, page_token)
-        rows = self._by_index(wanted, read_slice, after, limit) if read_slice else self._by_begin(wanted, after)
         now_ms = self.clock()
+        read = partial(self._read, wanted, now_ms)
+        if read_slice is not None:
+            rows = self._by_index(wanted, read_slice, after, limit, read)
+        else:
+            rows = self._by_begin(wanted, after, read)
         items: list[TransactionHeader] = []
         examined = size = 0
         async with aclosing(rows):
@@ -137,7 +141,19 @@ class Listings:
                     return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
         return TransactionPage(items=items)
 
-    async def _by_index(self, wanted: Filter, read_slice: _ReadSlice, after: str, limit: int) -> _Rows:
+    async def _read(self, wanted: Filter, now_ms: int, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
+        """What is left out is known by its header: of the four records of a transaction the others are only read of
+        what is shown."""
+        if not wanted.leaves_out:
+            return await read_transactions(self.store, txn_ids)
+        headers = await read_plain(self.store, txn_ids)
+        shown = [each for each, found in headers.items() if wanted.admits(answers.describe_records(found), now_ms)]
+        whole = dict(zip(shown, await read_transactions(self.store, shown), strict=True)) if shown else {}
+        return [whole[each] if each in whole else headers.get(each) for each in txn_ids]
+
+    async def _by_index(
+        self, wanted: Filter, read_slice: _ReadSlice, after: str, limit: int, read: ReadTransactions
+    ) -> _Rows:
         examined, now_ms = 0, self.clock()
         while True:
             # The first slice is enough unless most of it is left out. For each that is read backwards etcd sorts the
@@ -149,7 +165,7 @@ class Listings:
             for portion in _portions(rows):
                 if wanted.newest and wanted.ends_at(portion[0].at_ms, now_ms):
                     return
-                found = await read_transactions(self.store, [row.txn_id for row in portion])
+                found = await read([row.txn_id for row in portion])
                 for row, records in zip(portion, found, strict=True):
                     yield row.position, records
             if len(rows) < slice_size:
@@ -157,8 +173,8 @@ class Listings:
             examined += len(rows)
             after = rows[-1].position
 
-    async def _by_begin(self, wanted: Filter, after: str) -> _Rows:
-        newest, now_ms = NewestFirst(self.store, after), self.clock()
+    async def _by_begin(self, wanted: Filter, after: str, read: ReadTransactions) -> _Rows:
+        newest, now_ms = NewestFirst(self.store, after, read), self.clock()
         while (taken := await newest.take()) and not wanted.ends_at(taken.header.created_ms, now_ms):
             yield newest.position, taken
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain, repeat
 
 from metastore.api import MetadataStore
 from metastore.txn import listing
-from metastore.txn.store import TransactionRecords, read_transactions
+from metastore.txn.store import TransactionRecords
 from metatxn.wire.ids import TxnId
 
 MERGED = 64
@@ -26,14 +26,16 @@ _IDS_AT_ONCE = 100
 PORTIONS = (4, 8, 16)
 """The number of transactions that are read at once the first, the second and every later time. A portion is always read
 completely."""
+ReadTransactions = Callable[[Sequence[TxnId]], Awaitable[list[TransactionRecords | None]]]
 
 
 class NewestFirst:
     """The transactions, latest begun first. Raises the store's errors wherever it reads. `position` is "" for the first
     page."""
 
-    def __init__(self, store: MetadataStore, position: str) -> None:
+    def __init__(self, store: MetadataStore, position: str, read: ReadTransactions) -> None:
         self._store = store
+        self._read = read
         self._begun = bool(position)
         self._streams = self._reading(map(TxnId.parse, position.split(","))) if position else []
 
@@ -59,15 +61,16 @@ class NewestFirst:
             self._streams = self._reading(await listing.next_ids(self._store, above=above, limit=MERGED))
 
     def _reading(self, passed: Iterable[TxnId]) -> list[_Backwards]:
-        return [_Backwards(self._store, txn_id) for txn_id in passed]
+        return [_Backwards(self._store, txn_id, self._read) for txn_id in passed]
 
 
 class _Backwards:
     """The transactions of one coordinator id. `passed` is the last that was taken, and `heads` are those that follow it
     and are read."""
 
-    def __init__(self, store: MetadataStore, passed: TxnId) -> None:
+    def __init__(self, store: MetadataStore, passed: TxnId, read: ReadTransactions) -> None:
         self._store = store
+        self._read = read
         self.passed = passed
         self.heads: deque[TransactionRecords] = deque()
         self._ids: list[TxnId] = []
@@ -93,7 +96,7 @@ class _Backwards:
                 self._read_to = self._ids[-1] if self._ids else self._read_to
             size = next(self._portions)
             portion, self._ids = self._ids[:size], self._ids[size:]
-            self.heads += filter(None, await read_transactions(self._store, portion))
+            self.heads += filter(None, await self._read(portion))
 
     def take(self) -> TransactionRecords:
         taken = self.heads.popleft()

@@ -17,7 +17,7 @@ from metastore.txn.states import TxnState
 from metatxn.wire.ids import TxnId
 
 _OPERATIONS_PER_JUMP = 20
-WINDOWS_MS = (10_000, 600_000)
+WINDOWS_MS = (100, 1_000, 10_000, 600_000)
 _FEWEST_IDS = 1_000
 
 

@@ -164,8 +164,8 @@ async def read_plain(store: MetadataStore, txn_ids: Sequence[TxnId]) -> dict[Txn
     """The transactions that exist, *presumed* to have no lease, prepared or writers record: one key each instead of
     four.
 
-    Only for use in a decision. It checks that these records are absent, so a wrong presumption only fails the apply,
-    and the transaction is read again.
+    For a decision, which checks that these records are absent, so a wrong presumption only fails the apply, and the
+    transaction is read again; and for what looks at the headers alone.
     """
     if not txn_ids:
         return {}

@@ -152,15 +152,37 @@ async def test_the_latest_open_ones_are_read_by_themselves_once_it_is_known_wher
         return [str(each.txn_id) for each in (await listings.transactions(Filter(newest=True, state="OPEN"), 5)).items]
 
     assert await first_page() == begun[:-6:-1] and read == [120]
-    assert await first_page() == begun[:-6:-1] and read == [60], "50, and those of ten seconds before"
+    assert await first_page() == begun[:-6:-1] and read == [50]
     for txn_id in begun[-3:]:
         await transactions.abort(TxnId.parse(txn_id))
     later = str(id_of((await transactions.begin(BeginRequest(timeout_ms=600_000))).header))
-    assert await first_page() == [later, *begun[-4:-8:-1]] and read == [58]
+    assert await first_page() == [later, *begun[-4:-8:-1]] and read == [48, 49, 58], "those of ten seconds before, too"
     for txn_id in begun[20:-3]:
         await transactions.abort(TxnId.parse(txn_id))
     assert await first_page() == [later, *begun[19:15:-1]]
     assert await first_page() == [later, *begun[19:15:-1]] and read == [21], "they are all that are left"
+
+
+@pytest.mark.parametrize("newest", [False, True])
+async def test_of_what_a_search_leaves_out_only_headers_are_read(
+    transactions: Transactions, listings: Listings, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, newest: bool
+) -> None:
+    """What is shown is shown whole: its deadline may be in another record."""
+    begun = [id_of((await transactions.begin(BeginRequest())).header) for _ in range(20)]
+    clock.now_ms += 1_000
+    kept = await transactions.keep_alive(begun[7], 90_000)
+    read: list[str] = []
+    get_many = listings.store.get_many
+
+    async def counted(keys: Sequence[str]) -> Any:
+        read.extend(keys)
+        return await get_many(keys)
+
+    monkeypatch.setattr(listings.store, "get_many", counted)
+    (found,) = (await listings.transactions(Filter(text=str(begun[7]), newest=newest))).items
+    assert found.deadline_ms == kept.deadline_ms
+    others = [key for key in read if not key.startswith(paths.HEADERS)]
+    assert others == [paths.lease(begun[7]), paths.prepared(begun[7]), paths.remembered_writers(begun[7])]
 
 
 async def test_young_transactions(
@@ -253,7 +275,7 @@ async def test_a_page_reads_the_index_once(
     assert (page.items, page.next_page_token is None, limits) == ([], False, [200])
 
 
-@pytest.mark.parametrize(("every_ms", "most"), [(100, [101]), (30_000, [1, 21]), (90_000, [1, 7, 600])])
+@pytest.mark.parametrize(("every_ms", "most"), [(100, [2, 11]), (30_000, [1, 1, 1, 21]), (90_000, [1, 1, 1, 7, 600])])
 async def test_what_was_decided_last_is_found_without_what_was_decided_before(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, every_ms: int, most: list[int]
 ) -> None:

@@ -10,6 +10,22 @@ _IDS = "metastore/txn/id_blocks.py"
 
 COORDINATOR = (
     Mutant(
+        "search-shows-headers-alone",
+        "a transaction that a search shows is shown with its deadline, which may be in another record",
+        "coordinator/listings.py",
+        "[whole[each] if each in whole else headers.get(each) for each in txn_ids]",
+        "[headers.get(each) for each in txn_ids]",
+        tests=("tests/coordinator/test_listings.py::test_of_what_a_search_leaves_out_only_headers_are_read",),
+    ),
+    Mutant(
+        "search-reads-everything-of-what-it-leaves-out",
+        "of a transaction that a search leaves out only the header is read",
+        "coordinator/listings.py",
+        "if not wanted.leaves_out:\n            return",
+        "if True:\n            return",
+        tests=("tests/coordinator/test_listings.py::test_of_what_a_search_leaves_out_only_headers_are_read",),
+    ),
+    Mutant(
         "first-idle-ones-hide-what-hangs",
         "a page of hanging transactions looks on until it has one that holds something",
         "coordinator/hanging.py",
