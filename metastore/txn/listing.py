@@ -6,7 +6,6 @@ order; fewer than `limit` rows mean that the range has ended. A position is the 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 from metastore.api import MetadataStore
@@ -86,19 +85,48 @@ async def before_id(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[
     all.
 
     Between two ids there may be thousands that are not in use, and etcd sorts all rows that it reads backwards. So this
-    looks at more and more ids, unless there are only a few transactions.
+    looks at more and more ids, unless there are only a few transactions; and where none of the next ids is in use, as
+    at the end of a block, it first finds the next one that is.
     """
-    end = paths.header(txn_id)
-    for width in (_FEWEST_IDS << 2 * step for step in itertools.count()):
-        start = paths.header(TxnId(txn_id.coordinator, max(0, txn_id.sequence - width)))
-        found = await store.range(start, end, limit=limit, keys_only=True, reverse=True)
-        if len(found.records) == limit or width >= txn_id.sequence:
+    above, width = txn_id, _FEWEST_IDS
+    while True:
+        start = paths.header(TxnId(above.coordinator, max(0, above.sequence - width)))
+        found = await store.range(start, paths.header(above), limit=limit, keys_only=True, reverse=True)
+        if len(found.records) == limit or width >= above.sequence:
             break
-        if width == _FEWEST_IDS:
-            few = await store.range(paths.header(TxnId(txn_id.coordinator, 0)), end, limit=limit, keys_only=True)
+        if width == _FEWEST_IDS and above == txn_id:
+            first = paths.header(TxnId(above.coordinator, 0))
+            few = await store.range(first, paths.header(above), limit=limit, keys_only=True)
             if not few.more:
                 return [paths.txn_id_of_header(record.key) for record in reversed(few.records)]
+            if not found.records:
+                above = await _above_next(store, above)
+                continue
+        width *= 4
     return [paths.txn_id_of_header(record.key) for record in found.records]
+
+
+async def _above_next(store: MetadataStore, txn_id: TxnId) -> TxnId:
+    """The id with the next lower one that is in use less than `_FEWEST_IDS` below it. There is one, and none of the
+    first `_FEWEST_IDS` below `txn_id` is."""
+
+    async def is_unused(width: int) -> bool:
+        start = paths.header(TxnId(txn_id.coordinator, txn_id.sequence - width))
+        return not (await store.range(start, paths.header(txn_id), limit=1, keys_only=True)).records
+
+    unused, enough = _FEWEST_IDS, txn_id.sequence
+    while (width := 4 * unused) < enough:
+        if await is_unused(width):
+            unused = width
+        else:
+            enough = width
+    while enough - unused > _FEWEST_IDS:
+        middle = (unused + enough) // 2
+        if await is_unused(middle):
+            unused = middle
+        else:
+            enough = middle
+    return TxnId(txn_id.coordinator, txn_id.sequence - unused)
 
 
 async def writing_to_segment(store: MetadataStore, segment: str, *, after: str = "", limit: int) -> list[Row]:

@@ -162,7 +162,25 @@ async def test_few_rows_are_read_for_a_slice(
 
     monkeypatch.setattr(store, "range", counted)
     assert await listing.before_id(store, TxnId(0, gap * 5_001), limit=100) == begun[:-101:-1]
-    assert max(rows) <= max(read, 400) and len(rows) <= 8
+    assert max(rows) <= max(read, 400) and len(rows) <= 14
     rows.clear()
     assert await listing.before_id(store, TxnId(0, gap * 31), limit=100) == begun[29::-1]
     assert len(rows) <= 2, "a few are read at once, wherever they are"
+
+
+@pytest.mark.parametrize("gap", [1_500, 3_999, 30_000, 1_000_000])
+async def test_few_rows_are_read_behind_ids_that_are_not_in_use(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, gap: int
+) -> None:
+    """As at the end of the block that a coordinator has in use: where it ends says little of how many are in it."""
+    begun = [await put(store, TxnId(0, number), number) for number in range(1, 10_001)]
+    rows: list[int] = []
+    of_store = store.range
+
+    async def counted(start: str, end: str, **options: Any) -> RangeResult:
+        rows.append(len((await of_store(start, end)).records) if options.get("reverse") else options["limit"])
+        return await of_store(start, end, **options)
+
+    monkeypatch.setattr(store, "range", counted)
+    assert await listing.before_id(store, TxnId(0, 10_001 + gap), limit=100) == begun[:-101:-1]
+    assert max(rows) <= 4_000 and len(rows) <= 22
