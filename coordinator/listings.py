@@ -21,11 +21,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
+from typing import TypeVar
 
 from coordinator import answers, paging
 from coordinator.ages import OpenAges
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.newest import PORTIONS, NewestFirst, ReadTransactions
+from coordinator.newest import PORTIONS, SEARCHED_PORTIONS, NewestFirst, Reading
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
 from metastore.clock import Clock
@@ -54,6 +55,7 @@ PAGE_BYTES = 1 << 20
 _SMALLEST_SLICE = 50
 _SKEW_MS = 60_000 + BLOCK_SECONDS * 1_000
 """More than the clocks of two coordinators ever differ, and the time for which a block of ids is used."""
+T = TypeVar("T")
 _ReadSlice = Callable[[str, int], Awaitable[list[Row]]]
 _Rows = AsyncGenerator[tuple[str, TransactionRecords | None]]
 """The position after each row, and its records, unless they were removed meanwhile."""
@@ -118,11 +120,14 @@ class Listings:
         name, read_slice = self._range_of(wanted)
         after = paging.position_of(name, page_token)
         now_ms = self.clock()
-        read = partial(self._read, wanted, now_ms)
-        if read_slice is not None:
-            rows = self._by_index(wanted, read_slice, after, limit, read)
+        if wanted.leaves_out:
+            reading = Reading(partial(self._read_shown, wanted, now_ms), SEARCHED_PORTIONS)
         else:
-            rows = self._by_begin(wanted, after, read)
+            reading = Reading(partial(read_transactions, self.store), PORTIONS)
+        if read_slice is not None:
+            rows = self._by_index(wanted, read_slice, after, limit, reading)
+        else:
+            rows = self._by_begin(wanted, after, reading)
         items: list[TransactionHeader] = []
         examined = size = 0
         async with aclosing(rows):
@@ -141,18 +146,23 @@ class Listings:
                     return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
         return TransactionPage(items=items)
 
-    async def _read(self, wanted: Filter, now_ms: int, txn_ids: Sequence[TxnId]) -> list[TransactionRecords | None]:
+    async def _read_shown(
+        self, wanted: Filter, now_ms: int, txn_ids: Sequence[TxnId]
+    ) -> list[TransactionRecords | None]:
         """What is left out is known by its header: of the four records of a transaction the others are only read of
         what is shown."""
-        if not wanted.leaves_out:
-            return await read_transactions(self.store, txn_ids)
-        headers = await read_plain(self.store, txn_ids)
-        shown = [each for each, found in headers.items() if wanted.admits(answers.describe_records(found), now_ms)]
-        whole = dict(zip(shown, await read_transactions(self.store, shown), strict=True)) if shown else {}
-        return [whole[each] if each in whole else headers.get(each) for each in txn_ids]
+        found: dict[TxnId, TransactionRecords | None] = {**await read_plain(self.store, txn_ids)}
+        shown = [
+            txn_id
+            for txn_id, records in found.items()
+            if records and wanted.admits(answers.describe_records(records), now_ms)
+        ]
+        for portion in _portions(shown, repeat(PORTIONS[-1])):
+            found |= zip(portion, await read_transactions(self.store, portion), strict=True)
+        return [found.get(txn_id) for txn_id in txn_ids]
 
     async def _by_index(
-        self, wanted: Filter, read_slice: _ReadSlice, after: str, limit: int, read: ReadTransactions
+        self, wanted: Filter, read_slice: _ReadSlice, after: str, limit: int, reading: Reading
     ) -> _Rows:
         examined, now_ms = 0, self.clock()
         while True:
@@ -162,10 +172,10 @@ class Listings:
             slice_size = max(_SMALLEST_SLICE, limit + 1 if few else ROWS_PER_PAGE - examined)
             with self._metrics.index_query.time():
                 rows = await read_slice(after, slice_size)
-            for portion in _portions(rows):
+            for portion in _portions(rows, reading.sizes()):
                 if wanted.newest and wanted.ends_at(portion[0].at_ms, now_ms):
                     return
-                found = await read([row.txn_id for row in portion])
+                found = await reading.read([row.txn_id for row in portion])
                 for row, records in zip(portion, found, strict=True):
                     yield row.position, records
             if len(rows) < slice_size:
@@ -173,8 +183,8 @@ class Listings:
             examined += len(rows)
             after = rows[-1].position
 
-    async def _by_begin(self, wanted: Filter, after: str, read: ReadTransactions) -> _Rows:
-        newest, now_ms = NewestFirst(self.store, after, read), self.clock()
+    async def _by_begin(self, wanted: Filter, after: str, reading: Reading) -> _Rows:
+        newest, now_ms = NewestFirst(self.store, after, reading), self.clock()
         while (taken := await newest.take()) and not wanted.ends_at(taken.header.created_ms, now_ms):
             yield newest.position, taken
 
@@ -248,8 +258,8 @@ def _contains(found: TransactionHeader, text: str) -> bool:
     return any(text in each.casefold() for each in texts if each is not None)
 
 
-def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    rest, sizes = iter(rows), chain(PORTIONS, repeat(PORTIONS[-1]))
+def _portions(rows: Iterable[T], sizes: Iterator[int]) -> Iterator[list[T]]:
+    rest = iter(rows)
     while portion := list(islice(rest, next(sizes))):
         yield portion
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
 
 from metastore.api import MetadataStore
@@ -26,18 +27,31 @@ _IDS_AT_ONCE = 100
 PORTIONS = (4, 8, 16)
 """The number of transactions that are read at once the first, the second and every later time. A portion is always read
 completely."""
+SEARCHED_PORTIONS = (4, 16, 64)
+"""The same, where of most of them only the headers are read."""
 ReadTransactions = Callable[[Sequence[TxnId]], Awaitable[list[TransactionRecords | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the transactions of a list are read, and how many at once."""
+
+    read: ReadTransactions
+    portions: Sequence[int]
+
+    def sizes(self) -> Iterator[int]:
+        return chain(self.portions, repeat(self.portions[-1]))
 
 
 class NewestFirst:
     """The transactions, latest begun first. Raises the store's errors wherever it reads. `position` is "" for the first
     page."""
 
-    def __init__(self, store: MetadataStore, position: str, read: ReadTransactions) -> None:
+    def __init__(self, store: MetadataStore, position: str, reading: Reading) -> None:
         self._store = store
-        self._read = read
+        self._reading = reading
         self._begun = bool(position)
-        self._streams = self._reading(map(TxnId.parse, position.split(","))) if position else []
+        self._streams = self._behind(map(TxnId.parse, position.split(","))) if position else []
 
     @property
     def position(self) -> str:
@@ -58,25 +72,25 @@ class NewestFirst:
                 return None
             above = self._streams[-1].passed.coordinator if self._streams else -1
             self._begun = True
-            self._streams = self._reading(await listing.next_ids(self._store, above=above, limit=MERGED))
+            self._streams = self._behind(await listing.next_ids(self._store, above=above, limit=MERGED))
 
-    def _reading(self, passed: Iterable[TxnId]) -> list[_Backwards]:
-        return [_Backwards(self._store, txn_id, self._read) for txn_id in passed]
+    def _behind(self, passed: Iterable[TxnId]) -> list[_Backwards]:
+        return [_Backwards(self._store, txn_id, self._reading) for txn_id in passed]
 
 
 class _Backwards:
     """The transactions of one coordinator id. `passed` is the last that was taken, and `heads` are those that follow it
     and are read."""
 
-    def __init__(self, store: MetadataStore, passed: TxnId, read: ReadTransactions) -> None:
+    def __init__(self, store: MetadataStore, passed: TxnId, reading: Reading) -> None:
         self._store = store
-        self._read = read
+        self._read = reading.read
         self.passed = passed
         self.heads: deque[TransactionRecords] = deque()
         self._ids: list[TxnId] = []
         self._read_to = passed
         self._no_more_ids = False
-        self._portions = chain(PORTIONS, repeat(PORTIONS[-1]))
+        self._portions = reading.sizes()
 
     @property
     def ended(self) -> bool:
