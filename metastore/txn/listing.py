@@ -18,6 +18,7 @@ from metatxn.wire.ids import TxnId
 _OPERATIONS_PER_JUMP = 20
 WINDOWS_MS = (100, 1_000, 10_000, 600_000)
 _FEWEST_IDS = 1_000
+_FAR_IDS = 64 * _FEWEST_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,42 +85,47 @@ async def before_id(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[
     """The transactions of the same coordinator id whose ids are lower, the highest one first; fewer than `limit` are
     all.
 
-    Between two ids there may be thousands that are not in use, and etcd sorts all rows that it reads backwards. So this
-    looks at more and more ids, unless there are only a few transactions; and where none of the next ids is in use, as
-    at the end of a block, it first finds the next one that is.
+    Between two ids there may be thousands that are not in use, and etcd sorts all rows that it reads backwards, and
+    counts all of a range. So this looks at more and more ids; and where none of the next ones is in use, as at the end
+    of a block, it first finds one that is. If that takes it far, it looks whether there are only a few transactions.
     """
     above, width = txn_id, _FEWEST_IDS
     while True:
         start = paths.header(TxnId(above.coordinator, max(0, above.sequence - width)))
-        found = await store.range(start, paths.header(above), limit=limit, keys_only=True, reverse=True)
-        if len(found.records) == limit or width >= above.sequence:
+        found = (await store.range(start, paths.header(above), limit=limit, keys_only=True, reverse=True)).records
+        if len(found) == limit or width >= above.sequence:
             break
-        if width == _FEWEST_IDS and above == txn_id:
-            first = paths.header(TxnId(above.coordinator, 0))
-            few = await store.range(first, paths.header(above), limit=limit, keys_only=True)
+        nearer = above
+        if not found and width == _FEWEST_IDS:
+            nearer = await _above_next(store, above, _FAR_IDS)
+        if width == _FAR_IDS or (not found and nearer == above):
+            few = await store.range(_first_of(above), paths.header(above), limit=limit, keys_only=True)
             if not few.more:
-                return [paths.txn_id_of_header(record.key) for record in reversed(few.records)]
-            if not found.records:
-                above = await _above_next(store, above)
-                continue
-        width *= 4
-    return [paths.txn_id_of_header(record.key) for record in found.records]
+                found = few.records[::-1]
+                break
+            nearer = await _above_next(store, above, above.sequence) if not found else above
+        width = 4 * width if nearer == above else _FEWEST_IDS
+        above = nearer
+    return [paths.txn_id_of_header(record.key) for record in found]
 
 
-async def _above_next(store: MetadataStore, txn_id: TxnId) -> TxnId:
-    """The id with the next lower one that is in use less than `_FEWEST_IDS` below it. There is one, and none of the
-    first `_FEWEST_IDS` below `txn_id` is."""
+def _first_of(txn_id: TxnId) -> str:
+    return paths.header(TxnId(txn_id.coordinator, 0))
+
+
+async def _above_next(store: MetadataStore, txn_id: TxnId, at_most: int) -> TxnId:
+    """The id with the next lower one that is in use at most `_FEWEST_IDS` below it; or `txn_id`, if none of so many ids
+    below it is in use. None of the first `_FEWEST_IDS` is."""
 
     async def is_unused(width: int) -> bool:
-        start = paths.header(TxnId(txn_id.coordinator, txn_id.sequence - width))
+        start = paths.header(TxnId(txn_id.coordinator, max(0, txn_id.sequence - width)))
         return not (await store.range(start, paths.header(txn_id), limit=1, keys_only=True)).records
 
-    unused, enough = _FEWEST_IDS, txn_id.sequence
-    while (width := 4 * unused) < enough:
-        if await is_unused(width):
-            unused = width
-        else:
-            enough = width
+    unused, enough = _FEWEST_IDS, 4 * _FEWEST_IDS
+    while await is_unused(enough):
+        if enough >= at_most:
+            return txn_id
+        unused, enough = enough, 4 * enough
     while enough - unused > _FEWEST_IDS:
         middle = (unused + enough) // 2
         if await is_unused(middle):
