@@ -26,7 +26,7 @@ from typing import TypeVar
 from coordinator import answers, paging
 from coordinator.ages import OpenAges
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.newest import PORTIONS, SEARCHED_PORTIONS, NewestFirst, Reading
+from coordinator.newest import PORTIONS, SEARCHED_PORTIONS, NewestFirst, TransactionReading
 from coordinator.transaction_keys import describe_key
 from metastore.api import MetadataStore
 from metastore.clock import Clock
@@ -121,9 +121,9 @@ class Listings:
         after = paging.position_of(name, page_token)
         now_ms = self.clock()
         if wanted.leaves_out:
-            reading = Reading(partial(self._read_shown, wanted, now_ms), SEARCHED_PORTIONS)
+            reading = TransactionReading(partial(self._read_shown, wanted, now_ms), SEARCHED_PORTIONS)
         else:
-            reading = Reading(partial(read_transactions, self.store), PORTIONS)
+            reading = TransactionReading(partial(read_transactions, self.store), PORTIONS)
         if read_slice is not None:
             rows = self._by_index(wanted, read_slice, after, limit, reading)
         else:
@@ -162,7 +162,7 @@ class Listings:
         return [found.get(txn_id) for txn_id in txn_ids]
 
     async def _by_index(
-        self, wanted: Filter, read_slice: _ReadSlice, after: str, limit: int, reading: Reading
+        self, wanted: Filter, read_slice: _ReadSlice, after: str, limit: int, reading: TransactionReading
     ) -> _Rows:
         examined, now_ms = 0, self.clock()
         while True:
@@ -183,7 +183,7 @@ class Listings:
             examined += len(rows)
             after = rows[-1].position
 
-    async def _by_begin(self, wanted: Filter, after: str, reading: Reading) -> _Rows:
+    async def _by_begin(self, wanted: Filter, after: str, reading: TransactionReading) -> _Rows:
         newest, now_ms = NewestFirst(self.store, after, reading), self.clock()
         while (taken := await newest.take()) and not wanted.ends_at(taken.header.created_ms, now_ms):
             yield newest.position, taken

@@ -33,7 +33,7 @@ ReadTransactions = Callable[[Sequence[TxnId]], Awaitable[list[TransactionRecords
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TransactionReading:
     """How the transactions of a list are read, and how many at once."""
 
     read: ReadTransactions
@@ -47,7 +47,7 @@ class NewestFirst:
     """The transactions, latest begun first. Raises the store's errors wherever it reads. `position` is "" for the first
     page."""
 
-    def __init__(self, store: MetadataStore, position: str, reading: Reading) -> None:
+    def __init__(self, store: MetadataStore, position: str, reading: TransactionReading) -> None:
         self._store = store
         self._reading = reading
         self._begun = bool(position)
@@ -82,7 +82,7 @@ class _Backwards:
     """The transactions of one coordinator id. `passed` is the last that was taken, and `heads` are those that follow it
     and are read."""
 
-    def __init__(self, store: MetadataStore, passed: TxnId, reading: Reading) -> None:
+    def __init__(self, store: MetadataStore, passed: TxnId, reading: TransactionReading) -> None:
         self._store = store
         self._read = reading.read
         self.passed = passed
