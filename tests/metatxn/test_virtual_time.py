@@ -55,7 +55,7 @@ def requests_of(seed: int) -> list[str]:
 def test_same_seed_sends_the_same(seed: int) -> None:
     threads, first = threading.active_count(), requests_of(seed)
     assert requests_of(seed) == first
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads, "those of earlier tests may end"
     assert requests_of(seed + 1000) != first
 
 

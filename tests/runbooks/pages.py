@@ -129,7 +129,9 @@ class ZkCli:
         try:
             async for _ in _up_to(process, "state:SyncConnected type:None"):
                 pass
-            yield cls(process, story)
+            shell = cls(process, story)
+            await shell.answer("")  # what it says of itself at its start may come after the connection
+            yield shell
         finally:
             await _ended(process)
 
