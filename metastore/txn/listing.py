@@ -95,27 +95,26 @@ async def before_id(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[
         found = (await store.range(start, paths.header(above), limit=limit, keys_only=True, reverse=True)).records
         if len(found) == limit or width >= above.sequence:
             break
-        nearer = above
-        if not found and width == _FEWEST_IDS:
-            nearer = await _above_next(store, above, _FAR_IDS)
-        if width == _FAR_IDS or (not found and nearer == above):
-            few = await store.range(_first_of(above), paths.header(above), limit=limit, keys_only=True)
+        is_gap = not found and width == _FEWEST_IDS
+        if is_gap and (nearer := await _above_next(store, above, _FAR_IDS)):
+            above = nearer
+            continue
+        if is_gap or width == _FAR_IDS:
+            first = paths.header(TxnId(above.coordinator, 0))
+            few = await store.range(first, paths.header(above), limit=limit, keys_only=True)
             if not few.more:
                 found = few.records[::-1]
                 break
-            nearer = await _above_next(store, above, above.sequence) if not found else above
-        width = 4 * width if nearer == above else _FEWEST_IDS
-        above = nearer
+        if is_gap and (nearer := await _above_next(store, above, above.sequence)):
+            above = nearer
+            continue
+        width *= 4
     return [paths.txn_id_of_header(record.key) for record in found]
 
 
-def _first_of(txn_id: TxnId) -> str:
-    return paths.header(TxnId(txn_id.coordinator, 0))
-
-
-async def _above_next(store: MetadataStore, txn_id: TxnId, at_most: int) -> TxnId:
-    """The id with the next lower one that is in use at most `_FEWEST_IDS` below it; or `txn_id`, if none of so many ids
-    below it is in use. None of the first `_FEWEST_IDS` is."""
+async def _above_next(store: MetadataStore, txn_id: TxnId, at_most: int) -> TxnId | None:
+    """The id with the next lower one that is in use at most `_FEWEST_IDS` below it; None if none of so many ids below
+    `txn_id` is in use. None of the first `_FEWEST_IDS` is."""
 
     async def is_unused(width: int) -> bool:
         start = paths.header(TxnId(txn_id.coordinator, max(0, txn_id.sequence - width)))
@@ -124,7 +123,7 @@ async def _above_next(store: MetadataStore, txn_id: TxnId, at_most: int) -> TxnI
     unused, enough = _FEWEST_IDS, 4 * _FEWEST_IDS
     while await is_unused(enough):
         if enough >= at_most:
-            return txn_id
+            return None
         unused, enough = enough, 4 * enough
     while enough - unused > _FEWEST_IDS:
         middle = (unused + enough) // 2

@@ -189,7 +189,7 @@ async def _claim(segment_id: str, context: SegmentContext) -> tuple[Record, Segm
     owner = OwnerRecord.decode(owner_record.value) if owner_record else None
     if owner is not None and await _is_another_that_lives(owner, context):
         raise OwnedElsewhere(f"segment {segment_id} is owned by {owner.url}")
-    # A restored store may not know the generations that it has given out: as other unknown counters, they begin anew.
+    # A restored store may have forgotten generations: as other counters that it does not know, they begin above those.
     last = owner.generation if owner is not None else recovered_ms(snapshot.records[paths.INCARNATION])
     generation = max(last, record.newest_ledger) + 1
     value = OwnerRecord(

@@ -147,12 +147,8 @@ async def test_the_young_ones_end_the_list(store: MemoryStore, listings: Listing
     assert len(await everything(listings, 1_000, younger_than_ms=3_600_000)) == len(old) + 2
 
 
-@pytest.mark.parametrize(("gap", "read"), [(1, 1_000), (3, 333), (100, 110), (10_000, 150)])
-async def test_few_rows_are_read_for_a_slice(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, gap: int, read: int
-) -> None:
-    """etcd sorts all that is read backwards, however few are asked for."""
-    begun = [await put(store, TxnId(0, gap * number), number) for number in range(1, 5_001)]
+def rows_read(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each read from now on covers, or, if it is not backwards, asks for."""
     rows: list[int] = []
     of_store = store.range
 
@@ -161,6 +157,16 @@ async def test_few_rows_are_read_for_a_slice(
         return await of_store(start, end, **options)
 
     monkeypatch.setattr(store, "range", counted)
+    return rows
+
+
+@pytest.mark.parametrize(("gap", "read"), [(1, 1_000), (3, 333), (100, 110), (10_000, 150)])
+async def test_few_rows_are_read_for_a_slice(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, gap: int, read: int
+) -> None:
+    """etcd sorts all that is read backwards, however few are asked for."""
+    begun = [await put(store, TxnId(0, gap * number), number) for number in range(1, 5_001)]
+    rows = rows_read(store, monkeypatch)
     assert await listing.before_id(store, TxnId(0, gap * 5_001), limit=100) == begun[:-101:-1]
     assert max(rows) <= max(read, 400) and len(rows) <= 16
     rows.clear()
@@ -174,13 +180,6 @@ async def test_few_rows_are_read_behind_ids_that_are_not_in_use(
 ) -> None:
     """As at the end of the block that a coordinator has in use: where it ends says little of how many are in it."""
     begun = [await put(store, TxnId(0, number), number) for number in range(1, 10_001)]
-    rows: list[int] = []
-    of_store = store.range
-
-    async def counted(start: str, end: str, **options: Any) -> RangeResult:
-        rows.append(len((await of_store(start, end)).records) if options.get("reverse") else options["limit"])
-        return await of_store(start, end, **options)
-
-    monkeypatch.setattr(store, "range", counted)
+    rows = rows_read(store, monkeypatch)
     assert await listing.before_id(store, TxnId(0, 10_001 + gap), limit=100) == begun[:-101:-1]
     assert max(rows) <= 4_000 and len(rows) <= 22
