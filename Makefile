@@ -126,8 +126,8 @@ bench-coordinator: setup  ## The coordinator: beside plain writes, and beside an
 bench-participants: setup  ## The broker: what transactions, HTTP and history cost (all finished transactions: FULL=--full)
 	$(BIN)/python -m benchmarks.participants $(FULL)
 
-bench-compaction: setup  ## The compacted view of a compacted topic, beside one of a topic with nothing else
-	$(BIN)/python -m benchmarks.compaction
+bench-compaction: setup  ## The compacted view of a compacted topic, beside one of a topic with nothing else (20,000,000 messages, in an hour: KEYS=100000)
+	$(BIN)/python -m benchmarks.compaction $(if $(KEYS),--keys $(KEYS))
 
 bench-backup: setup  ## A backup of ledgers in local files, beside `cp`
 	$(BIN)/python -m benchmarks.backup

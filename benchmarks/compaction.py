@@ -4,10 +4,13 @@ One topic has a message for each of N keys. The other one has 200 for each of th
 before it was rolled once more. Both views are read to their end over the same broker, in this process, with local files
 and the store in memory, in turns; every message is an entry of its own. The ratio of the times is the figure, and so is
 the one of the first pages, for which a broker reads the topic to find the view.
+
+    python -m benchmarks.compaction --keys 100000      20,000,000 messages; it takes an hour
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import sys
@@ -51,17 +54,17 @@ async def fill(segment: Segment, keys: list[int]) -> None:
         await asyncio.gather(*map(segment.publish, entries))
 
 
-async def view(messages: Messages, topic: str) -> tuple[float, float]:
+async def view(messages: Messages, topic: str, keys: int) -> tuple[float, float]:
     """The seconds until the first page, and until the last one."""
     messages._compacted._views.clear()  # as a broker that has not been asked for it before
     began = time.perf_counter()
     seen, first, token = 0, 0.0, None
-    while seen < KEYS:
+    while seen < keys:
         page = await messages.browse(topic, token, PAGE, "read_committed", None, 0, compacted=token is None)
         first = first or time.perf_counter() - began
         seen += len(page.in_json().messages)
         token = page.next
-    assert seen == KEYS, seen
+    assert seen == keys, seen
     return first, time.perf_counter() - began
 
 
@@ -79,7 +82,7 @@ async def compacted(broker: Broker, segment: Segment) -> float:
     return time.perf_counter() - began
 
 
-async def measure() -> list[Figure]:
+async def measure(keys: int) -> list[Figure]:
     draw = random.Random(1)
     with tempfile.TemporaryDirectory() as directory:
         storage = LocalStorage.open(Path(directory))
@@ -100,35 +103,38 @@ async def measure() -> list[Figure]:
             await broker.until_opened(topic.segments)
             segments[name] = await broker.segment(topic.segments[0])
         small, large = segments
-        await fill(segments[small], draw.sample(range(KEYS), KEYS))
+        await fill(segments[small], draw.sample(range(keys), keys))
         for version in range(VERSIONS):
-            await fill(segments[large], draw.sample(range(KEYS), KEYS))
+            await fill(segments[large], draw.sample(range(keys), keys))
             sys.stdout.write(f"\r{version + 1} of {VERSIONS}")
         await broker.policies.change_topic(large, {"cleanup": "compact"})
         sys.stdout.write("\n")
-        before = [await view(messages, large) for _ in range(2)]
+        before = [await view(messages, large, keys) for _ in range(2)]
         took_s = await compacted(broker, segments[large])
         firsts, wholes = [], []
         for _ in range(RUNS):
-            few, many = await view(messages, small), await view(messages, large)
+            few, many = await view(messages, small, keys), await view(messages, large, keys)
             firsts.append(many[0] / few[0])
             wholes.append(many[1] / few[1])
-        few = await view(messages, small)
+        few = await view(messages, small, keys)
         await broker.stop()
         await storage.close()
     return [
-        Figure(f"view of {KEYS:,} keys of {KEYS * VERSIONS:,} messages ÷ of {KEYS:,}", wholes, "ratio", at_most=1.5),
+        Figure(f"view of {keys:,} keys of {keys * VERSIONS:,} messages ÷ of {keys:,}", wholes, "ratio", at_most=1.5),
         Figure("its first page ÷ the same", firsts, "ratio"),
         Figure("before compaction: view ÷ the same", [each[1] / few[1] for each in before], "ratio"),
         Figure("compaction", [took_s], "s"),
-        Figure("messages compacted", [KEYS * VERSIONS / took_s], "1/s"),
+        Figure("messages compacted", [keys * VERSIONS / took_s], "1/s"),
     ]
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=KEYS)
+    keys = parser.parse_args().keys
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
     tune_interpreter()
-    publish("compaction", "Compacted topics", uvloop.run(measure()))
+    publish("compaction", "Compacted topics", uvloop.run(measure(keys)))
 
 
 if __name__ == "__main__":

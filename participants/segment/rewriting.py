@@ -63,13 +63,11 @@ async def rewrite_hidden(segment: Segment, context: RewritingContext) -> None:
             continue
         try:
             await _without_hidden(segment, context, record)
-        except LedgerError as error:
-            # It was trimmed meanwhile, there is no space, or it cannot be read: this is asked for again.
-            log.warning("a ledger is not rewritten", segment=segment.id, ledger=record.id, error=str(error))
-        except CheckLost:
-            log.info(
-                "a ledger is not rewritten, because it was trimmed meanwhile", segment=segment.id, ledger=record.id
-            )
+        except (LedgerError, CheckLost) as error:
+            if isinstance(error, CheckLost) or sealed_ledger(segment, record.id) is None:
+                log.info("a ledger was trimmed before it was rewritten", segment=segment.id, ledger=record.id)
+            else:  # there is no space, or it cannot be read: this is asked for again
+                log.warning("a ledger is not rewritten", segment=segment.id, ledger=record.id, error=str(error))
     await delete_former(segment, context)
 
 
@@ -141,7 +139,7 @@ async def rewrite(
     rewritten = await context.storage.write_form(segment.id, ledger, form, kept, context.limit.pace)
     once = lambda: _name(segment, context, ledger, rewritten, naming)  # noqa: E731
     await until_done(segment, once, "name the new form of a ledger again")
-    if segment.lost:
+    if segment.lost or sealed_ledger(segment, ledger.id) is None:  # or it was trimmed meanwhile
         return
     context.metrics.rewritten_ledgers.inc()
     context.metrics.rewritten_bytes.inc(ledger.size_bytes - rewritten.size_bytes)

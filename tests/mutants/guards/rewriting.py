@@ -23,6 +23,22 @@ REWRITING = (
         tests=("tests/participants/broker/test_compacting.py::test_aborted_messages_that_are_gone_are_in_no_backlog",),
     ),
     Mutant(
+        "trims-are-warned-of",
+        "5.18: that a ledger was trimmed before it was rewritten is no reason for a warning",
+        _REWRITING,
+        "isinstance(error, CheckLost) or sealed_ledger(segment, record.id) is None",
+        "isinstance(error, CheckLost)",
+        tests=(f"{_TEST}::test_only_what_nobody_has_trimmed_deserves_a_warning",),
+    ),
+    Mutant(
+        "trimmed-ledgers-count-as-rewritten",
+        "metrics: a ledger that was trimmed before its new form was named does not count as rewritten",
+        _REWRITING,
+        "if segment.lost or sealed_ledger(segment, ledger.id) is None:",
+        "if segment.lost:",
+        tests=(f"{_TEST}::test_a_ledger_that_is_trimmed_meanwhile_is_not_written_again",),
+    ),
+    Mutant(
         "form-deleted-before-it-is-named",
         "5.18: the former form goes only once the record names the new one",
         _REWRITING,

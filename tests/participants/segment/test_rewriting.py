@@ -10,12 +10,13 @@ import asyncio
 from typing import Any
 
 import pytest
+import structlog
 
 from metastore.errors import OutcomeUnknown
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.position import Position
 from participants.ledger.form import Form
-from participants.ledger.storage import StorageFailed, StorageFull
+from participants.ledger.storage import LedgerMissing, StorageFailed, StorageFull
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
 from tests.participants.devices import on_objects
@@ -252,6 +253,25 @@ async def test_a_ledger_that_is_trimmed_meanwhile_is_not_written_again(
     assert node.device.ledgers() == {2} and await forms(world) == [None]
     assert await node.storage.forms(segment.id, 1) == []
     assert await committed(segment) == ["c"]
+    assert node.metrics.rewritten_ledgers._value.get() == 0
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+async def test_only_what_nobody_has_trimmed_deserves_a_warning(
+    world: World, monkeypatch: pytest.MonkeyPatch, trimmed: bool
+) -> None:
+    node, segment = await mostly_hidden(world)
+
+    async def fails(*_: object) -> None:
+        if trimmed:
+            await trim(segment, world.store, node.storage, Position(2, 0))
+        raise LedgerMissing("its file is deleted")
+
+    monkeypatch.setattr(node.storage, "write_form", fails)
+    with structlog.testing.capture_logs() as said:
+        await tended(segment)
+    warnings = [each["event"] for each in said if each["log_level"] == "warning"]
+    assert warnings == ([] if trimmed else ["a ledger is not rewritten"])
 
 
 @on_objects
