@@ -1,6 +1,7 @@
 """Every mutant must be caught.
 
 python -m tests.mutants              all of them, in an hour or more; writes the table of docs/mutants.md
+python -m tests.mutants --new        those that the table does not have yet; adds them to it
 python -m tests.mutants NAME …       these, without writing
 """
 
@@ -17,6 +18,7 @@ from tests.mutants.hunt import SEEDS, Found, failing_anyway, give_up, hunt
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.protocol import PROTOCOL
 
+MUTANTS = (*PROTOCOL, *GUARDS)
 PAGE = ROOT / "docs" / "mutants.md"
 _BEGIN, _END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 _HEAD = """\
@@ -28,11 +30,12 @@ _HEAD = """\
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    wanted = parser.parse_args().names
-    mutants = (*PROTOCOL, *GUARDS)
-    if unknown := sorted(set(wanted) - {mutant.name for mutant in mutants}):
+    parser.add_argument("--new", action="store_true", help="those that the table does not have yet")
+    given = parser.parse_args()
+    wanted, known = set(given.names), _known_rows() if given.new else {}
+    if unknown := sorted(wanted - {mutant.name for mutant in MUTANTS}):
         parser.error(f"there are no such mutants: {', '.join(unknown)}")
-    chosen = [mutant for mutant in mutants if not wanted or mutant.name in wanted]
+    chosen = [mutant for mutant in MUTANTS if (not wanted or mutant.name in wanted) and mutant.name not in known]
     rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
@@ -50,7 +53,7 @@ def main() -> int:
         _say(f"not caught: {', '.join(missed)}\n")
         return 1
     if not wanted:
-        _write_table(rows)
+        _write_table(known | {mutant.name: _row(mutant, found) for mutant, found in rows}, len(rows))
     return 0
 
 
@@ -67,14 +70,21 @@ def _row(mutant: Mutant, found: Found) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _write_table(rows: list[tuple[Mutant, Found]]) -> None:
+def _known_rows() -> dict[str, str]:
+    """The rows of the table, by the name of the mutant."""
+    return {row.split("`")[1]: f"{row}\n" for row in PAGE.read_text().splitlines() if row.startswith("| `")}
+
+
+def _write_table(row_of: dict[str, str], new: int) -> None:
+    """`new` of these rows were found now."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()
-    total = f"Of the source at {commit}: {len(rows)} mutants, all caught, with at most {SEEDS} seeds each.\n\n"
+    total = f"{len(MUTANTS)} mutants, all caught, with at most {SEEDS} seeds each"
+    of = f"the latest {new} of them in the source at {commit}" if new < len(MUTANTS) else f"in the source at {commit}"
     page = PAGE.read_text()
     begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
-    table = total + _HEAD + "".join(_row(mutant, found) for mutant, found in rows)
+    table = f"{total}: {of}.\n\n{_HEAD}" + "".join(row_of[mutant.name] for mutant in MUTANTS)
     PAGE.write_text(page[:begin] + table + page[end:])
 
 
