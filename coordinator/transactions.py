@@ -4,9 +4,9 @@
                           └────abort───▶ ABORTED          commit and abort end a prepared transaction too
 
 Every operation reads the records, and answers if they already contain the result. Otherwise it applies one checked
-batch; a batch that was overtaken is built again from the current records. Nothing is kept between two requests, so any
-coordinator can answer any request (DESIGN §5.17). The clock only determines numbers in the records; the checks decide
-which request wins.
+batch; a batch that was overtaken is built again from the current records. Whatever is kept between two requests is only
+presumed (`presumed`), so any coordinator can answer any request (DESIGN §5.17). The clock only determines numbers in
+the records; the checks decide which request wins.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt, outcome_unknown
 from coordinator.ends import Abort, Commit, End
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.ownership import owned, require_owner
+from coordinator.presumed import Presumed
 from coordinator.settling import MakeBatch, Overtaken, Settling, Unanswered
 from coordinator.transaction_keys import Begun, Follows, TransactionKeys
 from metastore.api import MetadataStore
@@ -97,6 +98,7 @@ class Transactions:
         self._ids = IdBlocks(store, coordinator_id, id_block_size)
         self._decisions = Decisions(store, clock, self._settling, self.metrics)
         self.keys = TransactionKeys(self._decisions, self._ids)
+        self._presumed = Presumed()
 
     def serve_as(self, coordinator_id: int) -> None:
         """Set the high part of the ids that begin from now on."""
@@ -128,6 +130,7 @@ class Transactions:
         except Unanswered as lost:
             (unknown,) = _perhaps_begun(lost)
             raise unknown from lost
+        self._presumed.begun([txn_id], header, revision)
         self.metrics.created.inc()
         log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
         return Begun(answers.describe(txn_id, header, revision), created=True)
@@ -156,6 +159,8 @@ class Transactions:
             begun, revision = await self._create(under_new_ids)
         except Unanswered as lost:
             return list(_perhaps_begun(lost))
+        for txn_ids, header in alike(begun):
+            self._presumed.begun(txn_ids, header, revision)
         self.metrics.created.inc(len(begun))
         log.debug("transactions begun", txn_ids=begun)
         return [
@@ -229,10 +234,11 @@ class Transactions:
     ) -> TransactionHeader:
         """End a transaction: `commit` or `abort`.
 
-        `known` is the transaction as it was read after this request arrived, to save the first read; `lost` is the
-        result of an attempt to end it together with others.
+        `known` is the transaction as it was read after this request arrived, or as it is presumed, to save the first
+        read; `lost` is the result of an attempt to end it together with others, after which it is read.
         """
         end.refuse(caller)
+        known = known or (None if lost else self.presumed(end.txn_id))
         was_prepared_when_key_moved_on: bool | None = None
         with Doubt(txn_id=str(end.txn_id)) as doubt:
             if isinstance(lost, OutcomeUnknown):
@@ -262,6 +268,10 @@ class Transactions:
                 except KeyMovedOn:
                     was_prepared_when_key_moved_on = bool(records.prepared_record)
             raise patience.over(f"transaction {end.txn_id}")
+
+    def presumed(self, txn_id: TxnId) -> TransactionRecords | None:
+        """The records of an open transaction as they were created here. The first who ends it may use them."""
+        return self._presumed.take(txn_id)
 
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]], *, caller: Principal = ANYONE
@@ -378,6 +388,7 @@ class Transactions:
         What is read after a lost reply never settles the doubt: the change may have taken effect and been counted, and
         then have been deleted with the decision, or overwritten.
         """
+        self._presumed.forget(txn_id)
         with Doubt(txn_id=str(txn_id)) as doubt:
             patience = self._settling.patience()
             while await patience.lasts():

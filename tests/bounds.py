@@ -104,6 +104,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "coordinator.key_sweep.INTERVAL_MS": (500,),
     "coordinator.key_sweep.SLICE": (1, 5),
     "coordinator.key_sweep.TOGETHER": (1, 3),
+    "coordinator.presumed.REMEMBERED": (0, 1),
     "coordinator.ages.PAGE": (1, 5),
     "coordinator.survey.PAGE": (1, 5),
     "metastore.api._KEYS_PER_PART": (1, 3),

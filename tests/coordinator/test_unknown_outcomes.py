@@ -17,7 +17,7 @@ from metatxn.wire.errors import ErrorCode
 from metatxn.wire.problems import problem_of
 from tests.coordinator.conftest import FakeClock, epoch_of, id_of, refusal, under_key
 from tests.coordinator.stores import Fault, FaultyStore, unavailable
-from tests.coordinator.test_transactions import begin
+from tests.coordinator.test_transactions import another, begin
 
 LOST = [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.DELAY]
 ENDS = ["commit", "abort"]
@@ -89,7 +89,7 @@ async def test_a_read_that_fails_after_a_lost_reply_is_not_definite(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore
 ) -> None:
     """It was decided by the lost request, and the coordinator cannot see it: it must not say "nothing happened"."""
-    txn_id = await begin(transactions)
+    txn_id = await begin(another(transactions))
     store.faults.append(Fault.LOSE_REPLY)
     store.before_reads.extend([None, *[unavailable] * 100])
     await refusal(transactions.commit(txn_id), ErrorCode.OUTCOME_UNKNOWN)
@@ -102,7 +102,7 @@ async def test_a_decision_is_not_called_off_by_the_reads_behind_it(
     transactions: Transactions, store: FaultyStore, after: int
 ) -> None:
     """The probe says that something has changed, and then the store goes away."""
-    txn_id = await begin(transactions)
+    txn_id = await begin(another(transactions))
     store.faults.append(Fault.LOSE_REPLY)
     store.before_reads.extend([None, None, *[None] * (after - 1), *[unavailable] * 100])
     await refusal(transactions.commit(txn_id), ErrorCode.OUTCOME_UNKNOWN)
@@ -117,7 +117,7 @@ async def test_a_rival_may_decide_while_a_reply_is_lost(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock, rival: str, code: ErrorCode
 ) -> None:
     """Then the answer is what the header says, not what was asked for; the late copy arrives in vain."""
-    txn_id = await begin(transactions, timeout_ms=1)
+    txn_id = await begin(another(transactions), timeout_ms=1)
     other = Transactions(truth, clock)
     store.faults.append(Fault.DELAY)
 
@@ -135,7 +135,7 @@ async def test_a_keep_alive_in_between_makes_the_decision_start_over(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
 ) -> None:
     """The lost copy can never arrive any more, so a new one is built from what is there now."""
-    txn_id = await begin(transactions)
+    txn_id = await begin(another(transactions))
     other = Transactions(truth, clock)
     store.faults.append(Fault.DELAY)
     store.before_reads.extend([None, lambda: other.keep_alive(txn_id, 90_000)])

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator
 from types import MethodType
 from typing import Any
 
+from coordinator.presumed import Presumed
 from metatxn.wire.ids import TxnId
 from participants.common.transaction_work import RecentWork
 
-_BOUNDED = (RecentWork,)
-"""Remembers what has been, for people, within a bound that has a test of its own."""
+_BOUNDED = (RecentWork, Presumed)
+"""Remembers what has been, for people or to save reads, within a bound that has a test of its own."""
 _OURS = ("coordinator", "metastore", "metatxn", "participants", "sortedcontainers")
 _HEX = re.compile(r"[0-9a-f]{32}")
 

@@ -8,7 +8,49 @@ _KEYS = "coordinator/transaction_keys.py"
 _TRANSACTIONS = "coordinator/transactions.py"
 _IDS = "metastore/txn/id_blocks.py"
 
+_PRESUMED = "tests/coordinator/test_presumed.py"
+
 COORDINATOR = (
+    Mutant(
+        "presumed-for-ever",
+        "5.17: a presumption is used once",
+        "coordinator/presumed.py",
+        "(as_created := self._begun.pop(txn_id, None))",
+        "(as_created := self._begun.get(txn_id))",
+        tests=(f"{_PRESUMED}::test_who_ends_it_again_reads_it",),
+    ),
+    Mutant(
+        "presumptions-without-bound",
+        "11: a coordinator remembers the headers of a bounded number of transactions",
+        "coordinator/presumed.py",
+        "            if len(self._begun) > REMEMBERED:\n",
+        "            if False:\n",
+        tests=(f"{_PRESUMED}::test_what_is_remembered_is_bounded",),
+    ),
+    Mutant(
+        "presumed-although-it-changed-here",
+        "a transaction that this coordinator has changed is not taken for what it was",
+        _TRANSACTIONS,
+        "        self._presumed.forget(txn_id)\n",
+        "",
+        tests=(f"{_PRESUMED}::test_what_changes_here_is_read",),
+    ),
+    Mutant(
+        "what-began-together-is-read",
+        "an end reads nothing of a transaction that began here, also together with others",
+        _TRANSACTIONS,
+        "            self._presumed.begun(txn_ids, header, revision)\n",
+        "            pass\n",
+        tests=("tests/coordinator/test_batches.py::test_plain_items_share_an_apply_and_begins_read_nothing",),
+    ),
+    Mutant(
+        "presumed-at-another-version",
+        "5.17: a presumed header is checked at the version of its creation",
+        "coordinator/presumed.py",
+        "Record(paths.header(txn_id), value, revision, first=True)",
+        "Record(paths.header(txn_id), value, revision - 1, first=True)",
+        tests=(f"{_PRESUMED}::test_the_end_of_what_began_here_reads_nothing",),
+    ),
     Mutant(
         "search-shows-headers-alone",
         "a transaction that a search shows is shown with its deadline, which may be in another record",

@@ -1,0 +1,45 @@
+"""What a coordinator presumes of the transactions that it began itself (DESIGN §5.17).
+
+A decision checks every record of its transaction. So it may begin with a presumption instead of a read: that the header
+is still as this coordinator created it, and that no other record exists. If another coordinator has changed anything
+meanwhile, the apply has no effect, and the transaction is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from metastore.txn import paths
+from metastore.txn.records.transactions import Header
+from metastore.txn.store import TransactionRecords
+from metastore.types import Record, Revision
+from metatxn.wire.ids import TxnId
+
+REMEMBERED = 10_000
+"""The transactions that began last. Others are read when they end."""
+
+
+class Presumed:
+    """The transactions without a key that began here, until something here changes or ends them."""
+
+    def __init__(self) -> None:
+        self._begun: dict[TxnId, tuple[Header, bytes, Revision]] = {}
+
+    def begun(self, txn_ids: Iterable[TxnId], header: Header, revision: Revision) -> None:
+        """Remember transactions that began with equal headers in the apply of this revision."""
+        as_created = header, header.encode(), revision
+        for txn_id in txn_ids:
+            self._begun[txn_id] = as_created
+            if len(self._begun) > REMEMBERED:
+                del self._begun[next(iter(self._begun))]
+
+    def forget(self, txn_id: TxnId) -> None:
+        self._begun.pop(txn_id, None)
+
+    def take(self, txn_id: TxnId) -> TransactionRecords | None:
+        """The presumed records, once: who ends the transaction a second time has to read it."""
+        if (as_created := self._begun.pop(txn_id, None)) is None:
+            return None
+        header, value, revision = as_created
+        record = Record(paths.header(txn_id), value, revision, first=True)
+        return TransactionRecords(txn_id, revision, record, header, None, None, None)
