@@ -157,7 +157,8 @@ class OwnedSegment:
 
     def follow_recovered(self, txn_id: TxnId) -> None:
         """Recovery found operation records of the transaction."""
-        self.track(txn_id).stored = True
+        transaction = self.track(txn_id)
+        transaction.stored = transaction.maybe_stored = True
 
     def begun_at(self, txn_id: TxnId, created_ms: int) -> None:
         """Recovery read the header of an open transaction, which is older than this object knows."""
@@ -206,7 +207,9 @@ class OwnedSegment:
     async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
         async def once() -> None:
             try:
-                await self._shared.materialize(self.id, self.ownership.check, transaction.txn_id, outcome)
+                await self._shared.materialize(
+                    self.id, self.ownership.check, transaction.txn_id, outcome, transaction.known_operations
+                )
                 if outcome is not None:
                     await self._delete_if_trimmed(transaction.txn_id, outcome)
             except CheckFailed as lost:
