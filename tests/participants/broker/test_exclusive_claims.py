@@ -46,9 +46,9 @@ async def sent(process: SharedBroker, segment_id: str, value: str, epoch: int | 
 
 
 async def divided(start: Start) -> tuple[SharedBroker, SharedBroker, list[str]]:
-    """Two brokers, each of which owns some of the segments."""
+    """Two brokers, each of which owns some of the segments, of which there are so many that none may own all."""
     first, second = await start(), await start()
-    names = await create(first, 8)
+    names = await create(first, 20)
     goal = await spread([first, second], names)
     assert len(set(goal.values())) == 2
     return first, second, names
