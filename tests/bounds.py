@@ -56,7 +56,6 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.segment.dedup_snapshot.DELETED_PER_APPLY": (1, 3),
     "participants.segment.trimming.OUTCOMES_PER_APPLY": (1, 3),
     "participants.segment.retention.SHARES_OF_OPEN_LEDGERS": (1, 3),
-    "participants.txn.buffer.KNOWN_OPERATIONS": (0, 1),
     "participants.txn.materializer.OPS_PER_APPLY": (1, 3),
     "participants.txn.materializer.OPS_PER_READ": (1, 5),
     "participants.txn.materializer.TOGETHER_BYTES": (1, 30),

@@ -157,8 +157,7 @@ class OwnedSegment:
 
     def follow_recovered(self, txn_id: TxnId) -> None:
         """Recovery found operation records of the transaction."""
-        transaction = self.track(txn_id)
-        transaction.stored = transaction.maybe_stored = True
+        self.track(txn_id).stored = True
 
     def begun_at(self, txn_id: TxnId, created_ms: int) -> None:
         """Recovery read the header of an open transaction, which is older than this object knows."""
@@ -207,9 +206,7 @@ class OwnedSegment:
     async def _materialize(self, transaction: TrackedTransaction, outcome: Outcome | None) -> None:
         async def once() -> None:
             try:
-                await self._shared.materialize(
-                    self.id, self.ownership.check, transaction.txn_id, outcome, transaction.known_operations
-                )
+                await self._shared.materialize(self.id, self.ownership.check, transaction.txn_id, outcome)
                 if outcome is not None:
                     await self._delete_if_trimmed(transaction.txn_id, outcome)
             except CheckFailed as lost:

@@ -344,15 +344,12 @@ class Publisher:
             writer=entry.writer,
             sequence=entry.sequence,
         )
-        generation = self._segment.ownership.generation
         batch = self._segment.store.batch().check(self._segment.ownership.check)
-        put_write_op(batch, transaction.txn_id, generation, self._next_op, op)
-        key = paths.write_op(transaction.txn_id, op.segment, generation, self._next_op)
+        put_write_op(batch, transaction.txn_id, self._segment.ownership.generation, self._next_op, op)
         announced = transaction.announced[entry.writer] = asyncio.get_running_loop().create_future()
         stored = False
         try:
-            applied = await self._segment.store.apply(batch)
-            transaction.has_stored(Record(key, batch.puts[key], applied.revision, first=True))
+            await self._segment.store.apply(batch)
             stored = True
         finally:
             announced.set_result(stored)

@@ -20,30 +20,24 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from metastore.txn.records.operations import Outcome
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
-from metastore.types import Record
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-
-KNOWN_OPERATIONS = 4
-"""The operation records of a transaction and segment that are remembered: usually there is one, of one writer."""
 
 
 @dataclass(slots=True, eq=False)
 class TrackedTransaction:
     """A transaction that has an intent, a frame or an operation record on this segment.
 
-    `decision` is set as soon as the header is seen to be final; from then on no append may begin. `operations` are the
-    operation records that the publisher of this object has stored, and `maybe_stored` tells that there may be others:
-    the answer to an intent was lost, or an earlier owner has stored some. Such a transaction is tracked until its
-    decision, so that an operation record that arrives late is still deleted. `announced` belongs to the publisher: for
-    each writer the intent of its first entry, which is done with True once the record is stored, and with False if it
-    is not known to be.
+    `decision` is set as soon as the header is seen to be final; from then on no append may begin. `maybe_stored` tells
+    that the answer to an intent was lost: such a transaction is tracked until its decision, so that an operation record
+    that arrives late is still deleted. `announced` belongs to the publisher: for each writer the intent of its first
+    entry, which is done with True once the record is stored, and with False if it is not known to be.
     """
 
     txn_id: TxnId
@@ -56,23 +50,9 @@ class TrackedTransaction:
     unfinished_appends: int = 0
     stored: bool = False
     maybe_stored: bool = False
-    operations: list[Record] = field(default_factory=list)
     decision: Decision | None = None
     released: bool = False
     announced: dict[str | None, asyncio.Future[bool]] = field(default_factory=dict)
-
-    def has_stored(self, operation: Record) -> None:
-        if len(self.operations) <= KNOWN_OPERATIONS:
-            self.operations.append(operation)
-
-    @property
-    def known_operations(self) -> Sequence[Record] | None:
-        """All operation records of the transaction on this segment. None if they have to be read, because there may be
-        others, or too many: only the owner stores some, each under the check that the header is open, so after the
-        decision none can be added (DESIGN §5.5)."""
-        if self.maybe_stored or not all(intent.done() for intent in self.announced.values()):
-            return None
-        return self.operations if 0 < len(self.operations) <= KNOWN_OPERATIONS else None
 
     @property
     def pin(self) -> Position | None:

@@ -1,9 +1,9 @@
 """Makes a decision durable on one segment, and then deletes the operation records of the segment (DESIGN §5.5-7).
 
 The outcome record is written before or together with the first deletions, never after them. The operation records are
-those that the caller knows to be all, or are found by a range read that begins *after* the decision was seen: none can
-be added later, because each one is created under the check that the header is open. Any step may crash or be repeated,
-because the header and the remaining records still contain everything.
+found by a range read that begins *after* the decision was seen: none can be added later, because each one is created
+under the check that the header is open. Any step may crash or be repeated, because the header and the remaining records
+still contain everything.
 """
 
 from __future__ import annotations
@@ -31,19 +31,13 @@ whole directory again."""
 
 
 async def materialize(
-    store: MetadataStore,
-    segment: str,
-    ownership: AtVersion,
-    txn_id: TxnId,
-    outcome: Outcome | None,
-    known: Sequence[Record] | None = None,
+    store: MetadataStore, segment: str, ownership: AtVersion, txn_id: TxnId, outcome: Outcome | None
 ) -> None:
-    """Materialize a decision. `known` are all operation records, if the caller has stored each of them itself. Raises
-    `CheckFailed` on `ownership` if this broker was deposed, and the store's errors, after which the call can be
-    repeated."""
+    """Materialize a decision. Raises `CheckFailed` on `ownership` if this broker was deposed, and the store's errors,
+    after which the call can be repeated."""
     prefix = paths.write_ops_of_segment(txn_id, segment)
-    records = list(known or ())
-    more = not records
+    records: list[Record] = []
+    more = True
     while True:
         if more and not records:
             found = await store.range(prefix, prefix_end(prefix), limit=OPS_PER_READ)

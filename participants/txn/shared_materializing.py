@@ -2,8 +2,8 @@
 
 A request is the work of `materialize`: one transaction on one segment. Requests that wait at the same time share reads
 and applies. Each keeps its own checks and its own outcome, in the apply that deletes its operations, so an apply of
-many is nothing but their applies at one moment; if it is refused, each is repeated alone. Operations that the caller
-does not know are found by range reads that begin after the request, and so after its decision.
+many is nothing but their applies at one moment; if it is refused, each is repeated alone. Operations are found by
+range reads that begin after the request, and so after its decision.
 
 No one waits for this work, so rounds begin at least `REST_S` after one another: a busy broker has fewer and larger
 ones. A request that finds the broker at rest is done at once.
@@ -42,7 +42,6 @@ class _Request:
     ownership: AtVersion
     txn_id: TxnId
     outcome: bytes | None
-    known: Sequence[Record] | None
     done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Whether the request was done with others. Otherwise it is to be done alone."""
     operations: Sequence[Record] = ()
@@ -83,21 +82,14 @@ class SharedMaterializing:
         self._working: asyncio.Task[None] | None = None
         self._next_at = 0.0
 
-    async def materialize(
-        self,
-        segment: str,
-        ownership: AtVersion,
-        txn_id: TxnId,
-        outcome: Outcome | None,
-        known: Sequence[Record] | None = None,
-    ) -> None:
+    async def materialize(self, segment: str, ownership: AtVersion, txn_id: TxnId, outcome: Outcome | None) -> None:
         """See `materializer.materialize`."""
-        request = _Request(segment, ownership, txn_id, outcome.encode() if outcome is not None else None, known)
+        request = _Request(segment, ownership, txn_id, outcome.encode() if outcome is not None else None)
         self._waiting.append(request)
         if self._working is None:
             self._working = asyncio.create_task(self._work())
         if not await request.done:
-            await materializer.materialize(self._store, segment, ownership, txn_id, outcome, known)
+            await materializer.materialize(self._store, segment, ownership, txn_id, outcome)
 
     async def close(self) -> None:
         """Close. Callers that still wait are told that the store is closed."""
@@ -125,17 +117,11 @@ class SharedMaterializing:
         if len(requests) == 1:
             requests[0].answer(False)
             return
-        known: list[_Request] = []
         by_transaction: defaultdict[TxnId, list[_Request]] = defaultdict(list)
         for request in requests:
-            if request.known:
-                self._set(request, request.known)
-                known.append(request)
-            else:
-                by_transaction[request.txn_id].append(request)
-        known = [request for request in known if self._may_share(request, complete=True)]
+            by_transaction[request.txn_id].append(request)
         found = await asyncio.gather(*map(self._find, by_transaction.values()))
-        await asyncio.gather(*map(self._apply, self._portions(chain(known, *found))))
+        await asyncio.gather(*map(self._apply, self._portions(chain.from_iterable(found))))
 
     async def _find(self, requests: Sequence[_Request]) -> list[_Request]:
         """Find the operations of requests of one transaction. Returns those that may share an apply; the others have
@@ -151,12 +137,9 @@ class SharedMaterializing:
         keys = [record.key for record in found.records]
         for request in requests:
             prefix = request.prefix
-            self._set(request, found.records[bisect_left(keys, prefix) : bisect_left(keys, prefix_end(prefix))])
+            request.operations = found.records[bisect_left(keys, prefix) : bisect_left(keys, prefix_end(prefix))]
+            request.size = request.add_to(self._store.batch().check(request.ownership)).size_bytes
         return [request for request in requests if self._may_share(request, complete=not found.more)]
-
-    def _set(self, request: _Request, operations: Sequence[Record]) -> None:
-        request.operations = operations
-        request.size = request.add_to(self._store.batch().check(request.ownership)).size_bytes
 
     def _may_share(self, request: _Request, *, complete: bool) -> bool:
         """Answers the request if it may not, or if nothing is left to do for it."""

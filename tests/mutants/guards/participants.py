@@ -26,41 +26,7 @@ _TEST_OWNERSHIP = "tests/participants/broker/test_placement.py"
 _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
 _TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
-_KNOWN = "tests/participants/segment/test_decisions.py::"
-
 PARTICIPANTS = (
-    Mutant(
-        "lost-intent-taken-for-none",
-        "5.5: if the answer to an intent was lost, the operations are read after the decision",
-        "participants/txn/buffer.py",
-        "if self.maybe_stored or not all(",
-        "if not all(",
-        tests=(f"{_KNOWN}test_93_operations_added_up_to_the_decision_are_found_by_a_read_after_it",),
-    ),
-    Mutant(
-        "intent-under-way-taken-for-none",
-        "5.5: if an intent was not answered yet, the operations are read after the decision",
-        "participants/txn/buffer.py",
-        "if self.maybe_stored or not all(intent.done() for intent in self.announced.values()):",
-        "if self.maybe_stored:",
-        tests=(f"{_KNOWN}test_93_operations_added_up_to_the_decision_are_found_by_a_read_after_it",),
-    ),
-    Mutant(
-        "operations-of-earlier-owners-are-known",
-        "5.5: if an earlier owner has stored operations, they are read after the decision",
-        _OWNED,
-        "transaction.stored = transaction.maybe_stored = True",
-        "transaction.stored = True",
-        tests=(f"{_KNOWN}test_93_operations_of_an_earlier_owner_are_found_by_a_read",),
-    ),
-    Mutant(
-        "only-the-first-operations-are-known",
-        "5.5: if not all operations are remembered, they are read after the decision",
-        "participants/txn/buffer.py",
-        "return self.operations if 0 < len(self.operations) <= KNOWN_OPERATIONS else None",
-        "return self.operations or None",
-        tests=(f"{_KNOWN}test_operations_that_this_owner_has_stored_are_not_read",),
-    ),
     Mutant(
         "decided-as-it-was-before",
         "5.5: a decision is given to what is known of the transaction now",
