@@ -64,8 +64,7 @@ async def run_batch(
     """
     wanted = [_wanted(number, item, transactions.store) for number, item in enumerate(items)]
     ended = dict.fromkeys(item.txn_id for item in wanted if isinstance(item, End))
-    known = {txn_id: records for txn_id in ended if (records := transactions.presumed(txn_id))}
-    known |= await read_plain(transactions.store, [txn_id for txn_id in ended if txn_id not in known])
+    known = await read_plain(transactions.store, list(ended))
     answers: dict[int, ItemAnswer] = {}
     begins: dict[int, BeginRequest] = {}
     ends: dict[int, tuple[End, TransactionRecords]] = {}

@@ -238,7 +238,8 @@ class Transactions:
         read; `lost` is the result of an attempt to end it together with others, after which it is read.
         """
         end.refuse(caller)
-        known = known or (None if lost else self.presumed(end.txn_id))
+        presumed = self._presumed.take(end.txn_id, caller)
+        known = known or (None if lost else presumed)
         was_prepared_when_key_moved_on: bool | None = None
         with Doubt(txn_id=str(end.txn_id)) as doubt:
             if isinstance(lost, OutcomeUnknown):
@@ -269,10 +270,6 @@ class Transactions:
                     was_prepared_when_key_moved_on = bool(records.prepared_record)
             raise patience.over(f"transaction {end.txn_id}")
 
-    def presumed(self, txn_id: TxnId) -> TransactionRecords | None:
-        """The records of an open transaction as they were created here. The first who ends it may use them."""
-        return self._presumed.take(txn_id)
-
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]], *, caller: Principal = ANYONE
     ) -> Sequence[Members | TransactionHeader | Failure]:
@@ -282,6 +279,7 @@ class Transactions:
         effect, and each is ended separately. Raises the store's errors, and `InvalidBatch` for more than fits into one
         apply, which then has no effect.
         """
+        self._presumed.forget(*(records.txn_id for _, records in ends))
         now_ms = self.clock()
         decided: list[DecidedTransactions] = []
         for _, some in groupby(ends, lambda wanted: (wanted[0].wish, wanted[1].decided_alike)):
@@ -306,6 +304,7 @@ class Transactions:
         Returns False if there is nothing to do: it is decided or collected, or its deadline was moved. This includes
         changes while this runs, because the checks cover the records that hold the deadline.
         """
+        self._presumed.forget(txn_id)
         records = await read_transaction(self.store, txn_id)
         now_ms = self.clock()
         if records is None or records.header.state.final or records.deadline_ms + max_clock_skew_ms > now_ms:
@@ -322,6 +321,7 @@ class Transactions:
         The records may be presumed (`read_plain`). Raises `Overtaken` if one of them is not as it was read,
         the store's errors, and `InvalidBatch` for more than fits into one apply.
         """
+        self._presumed.forget(*(records.txn_id for records in due))
         now_ms = self.clock()
         await self._decisions.decide_together([([records], _timed_out(records, now_ms)) for records in due])
 

@@ -13,10 +13,12 @@ import pytest
 from coordinator.batches import run_batch
 from coordinator.transactions import Transactions, answered
 from metastore.backends.memory import MemoryStore
+from metastore.txn.store import read_plain, read_transaction
+from metatxn.service.security.principal import Grants, Principal
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
-from tests.coordinator.conftest import FakeClock, refusal
+from tests.coordinator.conftest import FakeClock, id_of, refusal
 from tests.coordinator.stores import Fault, FaultyStore
 from tests.coordinator.test_batches import commits, done, parsed
 from tests.coordinator.test_transactions import another, begin
@@ -99,11 +101,62 @@ async def test_a_rival_may_decide_while_a_reply_is_lost(
     assert (await other.get(txn_id)).state == ("COMMITTED" if fault is Fault.LOSE_REPLY else "ABORTED")
 
 
-async def test_who_ends_it_again_reads_it(transactions: Transactions, store: FaultyStore) -> None:
-    txn_ids = [await begin(transactions) for _ in range(3)]
-    first = done(await run_batch(transactions, commits(txn_ids)))
+async def test_what_began_together_is_not_read_either(transactions: Transactions, store: FaultyStore) -> None:
+    """As the client does: it begins several, and commits each when it is done."""
+    begun = done(await run_batch(transactions, parsed([{"op": "begin"}] * 3)))
+    store.requests = 0
+    for header in begun:
+        await transactions.commit(id_of(header))
+    assert store.requests == 3
+
+
+async def test_a_stranger_gets_the_answer_of_any_coordinator(
+    transactions: Transactions, store: FaultyStore, truth: MemoryStore
+) -> None:
+    """A refusal is never presumed: the transaction may be gone. And the owner's end reads nothing all the same."""
+    alice, mallory = (Principal(name, Grants(admin=False, topics={})) for name in ("alice", "mallory"))
+    codes = []
+    for coordinator in (transactions, another(transactions)):
+        txn_id = id_of((await coordinator.begin(caller=alice)).header)
+        await another(transactions).abort(txn_id, caller=alice)
+        records = await read_transaction(truth, txn_id)
+        assert records is not None
+        await truth.apply(truth.batch().remove(records.header_record))
+        answer = await answered(coordinator.commit(txn_id, caller=mallory))
+        assert isinstance(answer, errors.MetatxnError)
+        codes.append(answer.code)
+    assert codes == [ErrorCode.TXN_NOT_FOUND] * 2
+    txn_id = id_of((await transactions.begin(caller=alice)).header)
+    await refusal(transactions.commit(txn_id, caller=mallory), ErrorCode.NOT_ALLOWED)
+    store.requests = 0
+    await transactions.commit(txn_id, caller=alice)
+    assert store.requests == 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_what_has_expired_here_is_read(
+    transactions: Transactions, store: FaultyStore, clock: FakeClock, together: bool
+) -> None:
+    txn_ids = [await begin(transactions, timeout_ms=1) for _ in range(2)]
+    clock.now_ms += 10
+    if together:
+        await transactions.expire_together(list((await read_plain(store, txn_ids)).values()))
+    else:
+        assert [await transactions.expire(txn_id, 0) for txn_id in txn_ids] == [True, True]
     store.sent.clear()
-    assert done(await run_batch(transactions, commits(txn_ids))) == first
+    for txn_id in txn_ids:
+        await refusal(transactions.commit(txn_id), ErrorCode.EXPIRED_TRANSACTION)
+    assert store.sent == []
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_who_ends_it_again_reads_it(transactions: Transactions, store: FaultyStore, together: bool) -> None:
+    txn_ids = [await begin(transactions) for _ in range(3)]
+    if together:
+        first = done(await run_batch(transactions, commits(txn_ids)))
+    else:
+        first = [await transactions.commit(txn_id) for txn_id in txn_ids]
+    store.sent.clear()
     assert [await transactions.commit(txn_id) for txn_id in txn_ids] == first
     assert store.sent == [], "nothing is changed"
 
@@ -117,3 +170,11 @@ async def test_what_is_remembered_is_bounded(
         store.requests = 0
         await transactions.commit(txn_id)
         assert store.requests == requests, "the first one is read"
+
+
+async def test_long_headers_are_not_remembered(transactions: Transactions, store: FaultyStore) -> None:
+    """What is remembered is bounded in bytes, too."""
+    txn_id = await begin(transactions, properties={f"name-{number}": "x" * 1_000 for number in range(3)})
+    store.requests = 0
+    await transactions.commit(txn_id)
+    assert store.requests == 2

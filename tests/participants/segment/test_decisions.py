@@ -22,6 +22,7 @@ from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
+from participants.segment.segment import Segment
 from tests.extent import usually
 from tests.participants.devices import on_local_files
 from tests.participants.reconciling import reconcile
@@ -153,6 +154,48 @@ async def test_93_operations_added_up_to_the_decision_are_found_by_a_read_after_
     await world.commit(txn)
     await materialized(segment, txn)
     assert await world.operations(txn) == []
+
+
+async def test_93_an_intent_that_is_announced_again_beside_another_is_not_overlooked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN §5.5: b and c wait for the intent of a, which certainly fails. Each announces its own, and the answer to
+    b's is late. What is committed stays visible after the outcome is gone and the segment was opened again."""
+    monkeypatch.setattr("participants.segment.rewriting.HIDDEN_PARTS", 0)
+    segment = await world.segment()
+    txn = await world.begin()
+    await publish(segment, "good", txn, writer="good")
+    first = world.store.fault(Fault(INTENT, before=StoreUnavailable("not sent"), hold_before=True))
+    publishes = [sending(segment, "a", txn)]
+    await first.reached.wait()
+    late = world.store.fault(Fault(INTENT, hold_after=True))
+    publishes += [sending(segment, name, txn) for name in "bc"]
+    await asyncio.sleep(0)
+    first.go.set()
+    await late.reached.wait()
+    while len(await world.operations(txn)) < 3:
+        await asyncio.sleep(0)
+    await publish(segment, "void", txn, writer="void")
+    await world.commit(txn, ["good"])
+    while segment.buffer.get(txn) is not None:
+        await asyncio.sleep(0)
+    left = await world.operations(txn)
+    late.go.set()
+    await asyncio.gather(*publishes, return_exceptions=True)
+    for _ in range(2):
+        await rested(segment)
+        segment.roll()
+        await rested(segment)
+        segment.tend()
+        await rested(segment)
+        assert await committed(segment) == ["good"]
+        segment = await world.reopened()
+    assert left == []
+
+
+async def rested(segment: Segment) -> None:
+    while segment._tasks:
+        await asyncio.wait(segment._tasks)
 
 
 async def test_operations_of_other_segments_are_left_to_their_owners(world: World) -> None:
