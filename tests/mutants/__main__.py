@@ -36,6 +36,9 @@ def main() -> int:
     if unknown := sorted(wanted - {mutant.name for mutant in MUTANTS}):
         parser.error(f"there are no such mutants: {', '.join(unknown)}")
     chosen = [mutant for mutant in MUTANTS if (not wanted or mutant.name in wanted) and mutant.name not in known]
+    if not chosen:
+        _say("the table has all of them\n")
+        return 0
     rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
