@@ -250,12 +250,12 @@ def draw(samples: Sequence[Sample], warm_up: float, path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "metatxn"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(len(ROWS), 1, sharex=True, figsize=(9, 8))
+    figure, axes = pyplot.subplots(len(ROWS), 1, sharex=True, figsize=(9, 10))
     for axis, (row, about) in zip(axes, ROWS.items(), strict=True):
         axis.plot([each.at for each in samples], [getattr(each, row) for each in samples], linewidth=1)
         axis.axvspan(0, warm_up, alpha=0.1)
         axis.set_ylim(bottom=0)
-        axis.set_ylabel(f"{about['title']}\n{about['unit']}")
+        axis.set_title(", ".join(filter(None, (about["title"], about["unit"]))), loc="left", fontsize=9)
     axes[-1].set_xlabel("minutes")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
