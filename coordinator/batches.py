@@ -6,7 +6,7 @@ first.
 
 An item is *plain* if it is alone in its lane, and can only fail by a check of its one write. Plain items are done
 together, `TOGETHER` of them in one apply, which saves most of the work, in this process and in the store. If they are
-they are into halves. If a check of one item does not hold, the apply has no effect on
+too much for one apply, they are divided into halves. If a check of one item does not hold, the apply has no effect on
 any of them, and each is done separately.
 """
 

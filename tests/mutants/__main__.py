@@ -1,6 +1,6 @@
 """Every mutant must be caught.
 
-python -m tests.mutants              all of them, in an hour or more; writes the table of docs/mutants.md
+python -m tests.mutants              all of them, in half an hour; writes the table of docs/mutants.md
 python -m tests.mutants --new        those that the table does not have yet; adds them to it
 python -m tests.mutants NAME …       these, without writing
 """
@@ -14,7 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutants.guards import GUARDS
-from tests.mutants.hunt import SEEDS, Found, failing_anyway, give_up, hunt
+from tests.mutants.hunt import SEEDS, Found, Last, failing_anyway, give_up, hunt
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.protocol import PROTOCOL
 
@@ -32,17 +32,19 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--new", action="store_true", help="those that the table does not have yet")
     given = parser.parse_args()
-    wanted, known = set(given.names), _known_rows() if given.new else {}
+    wanted, rows_so_far = set(given.names), known_rows()
+    known = rows_so_far if given.new else {}
     if unknown := sorted(wanted - {mutant.name for mutant in MUTANTS}):
         parser.error(f"there are no such mutants: {', '.join(unknown)}")
     chosen = [mutant for mutant in MUTANTS if (not wanted or mutant.name in wanted) and mutant.name not in known]
     if not chosen:
         _say("the table has all of them\n")
         return 0
+    last = [last_of(rows_so_far.get(mutant.name)) for mutant in chosen]
     rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            for mutant, found in zip(chosen, pool.map(hunt, chosen), strict=True):
+            for mutant, found in zip(chosen, pool.map(hunt, chosen, last), strict=True):
                 rows.append((mutant, found))
                 _say(_row(mutant, found) if _is_caught(mutant, found) else f"{mutant.name}: NOT CAUGHT\n")
         except KeyboardInterrupt:
@@ -73,9 +75,17 @@ def _row(mutant: Mutant, found: Found) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _known_rows() -> dict[str, str]:
+def known_rows() -> dict[str, str]:
     """The rows of the table, by the name of the mutant."""
     return {row.split("`")[1]: f"{row}\n" for row in PAGE.read_text().splitlines() if row.startswith("| `")}
+
+
+def last_of(row: str | None) -> Last | None:
+    """What a row of the table tells."""
+    if row is None:
+        return None
+    _, _, _, test, _, _, _, seed, *_ = (cell.strip(" `") for cell in row.split("|"))
+    return Last(f"tests/{test}" if test else None, int(seed) if seed else None)
 
 
 def _write_table(row_of: dict[str, str], new: int) -> None:

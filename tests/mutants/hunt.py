@@ -1,4 +1,5 @@
-"""Looks for what catches a mutant: the tests, and seeds of the simulation.
+"""Looks for what catches a mutant: the tests, and seeds of the simulation. First come the test and the seed that caught
+it the last time; only if they pass, the others are looked through.
 
 What catches it must pass without the mutant: otherwise it has found a bug of ours, which comes first. Seeds are run
 again at once, and tests all together in the end (`failing_anyway`). What was found is kept in build/mutants under the
@@ -60,17 +61,27 @@ class Found(NamedTuple):
     by_seeds: Catch | None
 
 
-def hunt(mutant: Mutant) -> Found:
-    """Where the mutant has to be found, and where it might be: tests beside the file of a rule of the protocol."""
+class Last(NamedTuple):
+    """What caught a mutant the last time."""
+
+    test: str | None
+    seed: int | None
+
+
+def hunt(mutant: Mutant, last: Last | None) -> Found:
+    """Where the mutant has to be found, and where it might be: tests beside the file of a rule of the protocol. Where
+    none of these has found it the last time, they are not looked through again."""
     with _copied() as copy:
         mutant.apply(copy)
+        test = last.test if last is not None else None
         if mutant.tests:
-            return Found(_by_tests(mutant, copy, mutant.tests, TESTS_S), None)
+            return Found(_by_tests(mutant, copy, mutant.tests, TESTS_S, test), None)
+        beside = None
+        if last is None or test is not None:
+            beside = _by_tests(mutant, copy, (mutant.tests_beside,), TESTS_BESIDE_S, test)
         digest = source_digest(copy, mutant.workload)
-        return Found(
-            _by_tests(mutant, copy, (mutant.tests_beside,), TESTS_BESIDE_S),
-            _kept(mutant, f"seeds-{digest}", lambda: _by_seeds(mutant, copy)),
-        )
+        seed = last.seed if last is not None else None
+        return Found(beside, _kept(mutant, f"seeds-{digest}", lambda: _by_seeds(mutant, copy, seed)))
 
 
 @contextmanager
@@ -117,9 +128,10 @@ def _kept(mutant: Mutant, digest: str, look: Callable[[], Catch | None]) -> Catc
     return None if known is None else Catch(*known)
 
 
-def _by_seeds(mutant: Mutant, copy: Path) -> Catch | None:
+def _by_seeds(mutant: Mutant, copy: Path, first: int | None) -> Catch | None:
     begun = time.monotonic()
-    found = _find_in(copy, 1, SEEDS, mutant.workload)
+    found = _find_in(copy, first, first, mutant.workload) if first is not None else None
+    found = found or _find_in(copy, 1, SEEDS, mutant.workload)
     seconds = time.monotonic() - begun
     if found is None:
         return None
@@ -140,28 +152,32 @@ def _find_in(copy: Path, first: int, last: int, workload: str) -> tuple[str, int
     return None if found is None else (found[0], found[1])
 
 
-def _by_tests(mutant: Mutant, copy: Path, tests: tuple[str, ...], at_most_s: int) -> Catch | None:
-    """Kept for this source, and for what stands in the directories of these tests."""
+def _by_tests(mutant: Mutant, copy: Path, tests: tuple[str, ...], at_most_s: int, first: str | None) -> Catch | None:
+    """Kept for this source, and for what stands in the directories of these tests, of which `first` comes first."""
     beside = {"/".join(Path(test.partition("::")[0]).parts[:2]) for test in tests}
     digest = source_digest(copy, tests, at_most_s, packages=(*_PACKAGES, *sorted(beside)))
-    return _kept(mutant, f"tests-{digest}", lambda: _first_that_fails(copy, tests, at_most_s))
+    if first is not None and not first.startswith(tests):
+        first = None  # the mutant names other tests now
+    return _kept(mutant, f"tests-{digest}", lambda: _first_that_fails(copy, tests, at_most_s, first))
 
 
-def _first_that_fails(copy: Path, tests: tuple[str, ...], at_most_s: int) -> Catch | None:
+def _first_that_fails(copy: Path, tests: tuple[str, ...], at_most_s: int, first: str | None) -> Catch | None:
     begun = time.monotonic()
-    test = _first_to_fail(copy, tests, at_most_s)
+    test = _first_to_fail(copy, (first,), at_most_s) if first is not None else None
+    test = test or _first_to_fail(copy, tests, at_most_s)
     return None if test is None else Catch(test, time.monotonic() - begun)
 
 
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-_INTERRUPTED = 2
+_INTERRUPTED, _NOT_THERE = 2, 4
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | None:
-    """None when all pass, or, of tests that are only looked through, none has failed within `at_most_s`. One that waits
-    for ever fails after half of that; if it cannot even be stopped then, the first of the tests that have to fail is
-    named. Nothing that they have started stays behind, whatever a mutant does to those who stop it."""
+    """None when all pass or are not there, or, of tests that are only looked through, none has failed within
+    `at_most_s`. One that waits for ever fails after half of that; if it cannot even be stopped then, the first of the
+    tests that have to fail is named. Nothing that they have started stays behind, whatever a mutant does to those who
+    stop it."""
     patience = ("--timeout", str(at_most_s // 2), "--timeout-method", "signal")
     command = [*_PYTEST, "-x", *patience, *tests]
     run = subprocess.Popen(
@@ -177,7 +193,7 @@ def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | 
         _GROUPS.discard(run.pid)
         _end(run.pid)
     failed = _FAILED.search(told)
-    if run.returncode in (0, _INTERRUPTED) and not failed:  # a test of Ctrl-C may interrupt the run, and show nothing
+    if run.returncode in (0, _INTERRUPTED, _NOT_THERE) and not failed:  # a test of Ctrl-C may interrupt the run
         return None
     assert failed, f"these tests did not run:\n{told[-2000:]}{errors[-2000:]}"
     return failed[1]

@@ -10,6 +10,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+from tests.mutants.__main__ import known_rows, last_of
 from tests.mutants.guards import GUARDS
 from tests.mutants.mutant import ROOT
 from tests.mutants.protocol import PROTOCOL
@@ -68,3 +69,16 @@ def test_the_table_is_in_order() -> None:
         path, _, node = test.partition("::")
         assert not node or f"def {node.partition('[')[0]}(" in (ROOT / path).read_text(), test
         assert (ROOT / path).exists(), test
+
+
+def test_the_page_says_what_caught_each_mutant() -> None:
+    """This is where `make mutants` looks first: at a test that the mutant names, or beside its file, and at a seed."""
+    rows = known_rows()
+    for mutant in MUTANTS:
+        if (last := last_of(rows.get(mutant.name))) is None:
+            continue  # it is new
+        if mutant.tests:
+            assert last.test is not None and last.test.startswith(mutant.tests), mutant.name
+        else:
+            assert last.seed is not None, mutant.name
+            assert last.test is None or last.test.startswith(mutant.tests_beside), mutant.name
