@@ -114,11 +114,15 @@ class Backups:
 
     async def judge(self, workload: Workload, history: History) -> None:
         """Nothing fails any more. What readers see of the last backup is one more snapshot."""
-        if self._last is None:
-            return
-        for each in await self._place.ids():
+        ids = await self._place.ids()
+        for each in ids:
             found = verifying.problems_of(self._place, await self._place.manifest(each))
             history.broken += [f"the backup {each}: {problem}" async for problem in found]
+        if self._last is not None and not any(each >= self._last.id for each in ids):
+            history.broken.append(f"the backup {self._last.id} is gone, and there is no later one")
+        if not ids:
+            return
+        self._last = await self._place.manifest()  # one whose manifest has landed late is complete, too
         server, network, process = StoreServer(self._world), Network(self._world), self._world.process(_NAME)
         place = self._new_place()
         async with await self._opened(place, process) as storage:
