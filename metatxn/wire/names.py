@@ -25,6 +25,9 @@ LISTENER_NAME = "[a-z][a-z0-9-]{0,63}"
 """A regular expression."""
 
 
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
 def topic_name(text: str) -> str:
     """`tenant/namespace/topic`; a bare name means `public/default/<name>`. Raises `ValueError` for any other text."""
     parts = text.split("/")
@@ -32,7 +35,7 @@ def topic_name(text: str) -> str:
         parts = [*DEFAULT_NAMESPACE.split("/"), text]
     if len(parts) != 3 or not all(parts):
         raise ValueError("a topic is named tenant/namespace/topic, or by a bare name without a slash")
-    if any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in text):
+    if _CONTROL_CHARACTERS.search(text):
         raise ValueError("must not contain control characters")
     return "/".join(parts)
 

@@ -18,11 +18,13 @@ class Cutter:
 
     def __init__(self, view: memoryview, *, flexible: bool = False) -> None:
         self._view = view
+        self._size = len(view)
         self.at = 0
         self.flexible = flexible
 
     def number(self, size: int) -> int:
-        number = _INT[size].unpack(self._take(size))[0]
+        begin = self._pass(size)
+        number = _INT[size].unpack_from(self._view, begin)[0]
         assert isinstance(number, int)
         return number
 
@@ -37,8 +39,8 @@ class Cutter:
     def items(self) -> range:
         """A range with one number for each item of a list, which is empty for null."""
         found = self.length() or 0
-        if found > len(self._view) - self.at:
-            raise MalformedRequest(f"a list of {found} items in {len(self._view) - self.at} bytes")
+        if found > self._size - self.at:
+            raise MalformedRequest(f"a list of {found} items in {self._size - self.at} bytes")
         return range(found)
 
     def text(self) -> str | None:
@@ -63,7 +65,7 @@ class Cutter:
     def uvarint(self) -> int:
         value = shift = 0
         while True:
-            byte = self._take(1)[0]
+            byte = self._view[self._pass(1)]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
@@ -83,11 +85,16 @@ class Cutter:
         return self._view[self.at :]
 
     def _take(self, size: int) -> memoryview:
-        end = self.at + size
-        if end > len(self._view):
+        begin = self._pass(size)
+        return self._view[begin : self.at]
+
+    def _pass(self, size: int) -> int:
+        """Go on behind so many bytes; returns where they begin."""
+        begin = self.at
+        if begin + size > self._size:
             raise MalformedRequest("the request ends too early")
-        taken, self.at = self._view[self.at : end], end
-        return taken
+        self.at = begin + size
+        return begin
 
 
 class ReplyWriter:
