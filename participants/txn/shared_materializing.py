@@ -5,8 +5,8 @@ and applies. Each keeps its own checks and its own outcome, in the apply that de
 many is nothing but their applies at one moment; if it is refused, each is repeated alone. Operations are found by
 range reads that begin after the request, and so after its decision.
 
-No one waits for this work, so rounds begin at least `REST_S` after one another: a busy broker has fewer and larger
-ones. A request that finds the broker at rest is done at once.
+No one waits for this work, so rounds begin at least `REST_S` after one another, unless more requests wait than one
+takes: a busy broker has fewer and larger ones. A request that finds the broker at rest is done at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from metastore.types import AtVersion, Batch, Record
 from metatxn.wire.ids import TxnId
 from participants.txn import materializer
 
-REST_S = 0.02
+REST_S = 0.1
+"""So in each second there are at most ten rounds. Their requests to the store are a part of what a small transaction
+costs, and their syncs delay those that somebody waits for."""
 REQUESTS_PER_ROUND = 1_000
 OPS_PER_SEGMENT = 4
 """Operations of a transaction that one read may find for each of its segments here; with more, each segment reads its
@@ -102,7 +104,8 @@ class SharedMaterializing:
         try:
             while self._waiting:
                 now = asyncio.get_running_loop().time
-                await asyncio.sleep(max(0.0, self._next_at - now()))
+                if len(self._waiting) < REQUESTS_PER_ROUND:
+                    await asyncio.sleep(max(0.0, self._next_at - now()))
                 self._next_at = now() + self._rest_s
                 count = min(len(self._waiting), REQUESTS_PER_ROUND)
                 taken = [each for each in (self._waiting.popleft() for _ in range(count)) if not each.done.done()]

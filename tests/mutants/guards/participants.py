@@ -502,6 +502,14 @@ PARTICIPANTS = (
         tests=("tests/participants/txn/test_shared_materializing.py",),
     ),
     Mutant(
+        "rests-although-more-waits",
+        "what is left to do after decisions does not grow without end",
+        "participants/txn/shared_materializing.py",
+        "                if len(self._waiting) < REQUESTS_PER_ROUND:\n",
+        "                if True:\n",
+        tests=("tests/participants/txn/test_shared_materializing.py",),
+    ),
+    Mutant(
         "writers-beside-deletions",
         "what nearly fills an apply is written by one of its own",
         "participants/txn/materializer.py",

@@ -20,7 +20,7 @@ from metastore.txn.states import TxnState
 from metastore.txn.store import begin, put_write_op
 from metastore.types import AtVersion
 from metatxn.wire.ids import TxnId
-from participants.txn import materializer
+from participants.txn import materializer, shared_materializing
 from participants.txn.shared_materializing import OPS_PER_SEGMENT, SharedMaterializing
 from tests.participants.segment.faulty_store import CLEANUP, Fault, FaultyStore
 
@@ -82,6 +82,23 @@ async def test_requests_that_wait_together_share_one_read_of_each_transaction_an
     assert await outcomes(store, SECOND) == [True] * 6
     assert len(store.applied) - applied == 1
     assert len(store.ranged) - ranged == 2 + 1, "and that of this test"
+
+
+async def test_rounds_rest_unless_more_waits_than_one_takes(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what waits would grow without end."""
+    monkeypatch.setattr(shared_materializing, "REQUESTS_PER_ROUND", 2)
+    owners = await all_written(store, [FIRST])
+    shared = SharedMaterializing(store, rest_s=3_600)
+    work = [asyncio.create_task(shared.materialize(each, owners[each], FIRST, None)) for each in SEGMENTS[:5]]
+    done, _ = await asyncio.wait(work[:4], timeout=10)
+    assert len(done) == 4
+    assert not work[4].done()
+    assert len(await operations(store)) == 2, "its own, and that of the last segment"
+    await shared.close()
+    with pytest.raises(StoreClosed):
+        await work[4]
 
 
 async def test_an_apply_holds_no_more_operations_than_one_of_a_single_segment(
