@@ -19,6 +19,8 @@ from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.protocol import PROTOCOL
 
 MUTANTS = (*PROTOCOL, *GUARDS)
+AT_ONCE = 2 * (os.cpu_count() or 1)
+"""The mutants that are looked for at the same time. Many tests wait, for what a mutant keeps from happening."""
 PAGE = ROOT / "docs" / "mutants.md"
 _BEGIN, _END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 _HEAD = """\
@@ -42,7 +44,7 @@ def main() -> int:
         return 0
     last = [last_of(rows_so_far.get(mutant.name)) for mutant in chosen]
     rows = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             for mutant, found in zip(chosen, pool.map(hunt, chosen, last), strict=True):
                 rows.append((mutant, found))
