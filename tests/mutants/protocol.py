@@ -527,7 +527,10 @@ PROTOCOL = (
         "participants/segment/recovery.py",
         "context.store.batch().check(AtVersion(segment_key, segment_record.version))",
         "context.store.batch()",
-        "bank",
+        tests=(
+            "tests/participants/segment/test_recovery.py"
+            "::test_an_opening_that_read_a_planned_ledger_deletes_none_that_was_recorded_since",
+        ),
     ),
     Mutant(
         "intent-without-owner-guard",
