@@ -100,8 +100,11 @@ def _copied() -> Iterator[Path]:
 
 def failing_anyway(tests: Iterable[str]) -> list[str]:
     """Those of these tests that fail without any mutant, in a copy like that of the mutants."""
+    wanted = sorted(set(tests))
+    if not wanted:
+        return []  # pytest would take that for all of them
     with _copied() as copy:
-        (copy / "wanted").write_text("".join(f"{test}\n" for test in sorted(set(tests))))
+        (copy / "wanted").write_text("".join(f"{test}\n" for test in wanted))
         patience = ("--timeout", str(TESTS_S // 2), "--timeout-method", "signal")
         command = [*_PYTEST, "-n", str(os.cpu_count()), *patience, "@wanted"]
         run = subprocess.run(command, cwd=copy, stdout=subprocess.PIPE, text=True, check=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 _OPENING = "participants/segment/recovery.py"
 _ROLLING = "participants/segment/rolling.py"
@@ -567,6 +567,13 @@ PARTICIPANTS = (
         "participants/txn/header_mirror.py",
         "        if not self._closed:\n",
         "        if self._mirror:\n",
+        others=(
+            Edit(
+                "participants/segment/segment.py",
+                "            if not self.lost and self.buffer.get(txn_id) is None:\n",
+                "            if self.buffer.get(txn_id) is None:\n",
+            ),
+        ),
         tests=("tests/participants/txn/test_header_mirror.py::test_a_segment_that_was_closed_follows_nothing",),
     ),
     Mutant(
