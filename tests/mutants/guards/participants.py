@@ -914,6 +914,14 @@ PARTICIPANTS = (
         "participants/topic/deletion.py",
         "        self._broker.finish_later(segment_id)\n",
         "",
+        others=(
+            Edit(
+                "participants/broker/broker.py",
+                "                    if isinstance(gone, SegmentDeleted):\n                        self._deleted.add(segment_id)\n",
+                "",
+            ),
+            Edit("participants/broker/broker.py", "            self._deleted |= ended & self._ended_before\n", ""),
+        ),
         tests=(
             "tests/participants/broker/test_deletion.py::test_a_deletion_that_failed_here_and_was_repeated_elsewhere_deletes_the_bytes_here",
         ),
