@@ -349,7 +349,7 @@ PARTICIPANTS = (
         _OWNED,
         "        if version >= self.recorded_at:\n",
         "        if True:\n",
-        tests=(f"{_TEST_ROLLING}::test_the_late_answer_to_a_trim_takes_back_nothing_that_a_roll_has_recorded",),
+        tests=(f"{_TEST_ROLLING}::test_5_2_an_answer_that_is_overtaken_takes_nothing_back",),
     ),
     Mutant(
         "time-is-looked-for-in-what-is-trimmed",

@@ -149,6 +149,20 @@ async def test_the_late_answer_to_a_trim_takes_back_nothing_that_a_roll_has_reco
     assert await committed(segment) == ["0", "1", "2"]
 
 
+async def test_5_2_an_answer_that_is_overtaken_takes_nothing_back(world: World) -> None:
+    """Not even until the record is read again, as it is after a trim."""
+    node = await world.first_node()
+    segment = await node.open()
+    earlier, version = segment.record, segment.recorded_at
+    for number in range(PER_LEDGER):
+        await publish(segment, str(number))
+    await rolled(segment)
+    latest = segment.record
+    assert latest != earlier
+    segment.recorded(earlier, version)
+    assert segment.record == latest == (await record_of(world))
+
+
 async def test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet(world: World) -> None:
     """Found by the simulation: the search began in the trimmed ledger, again and again."""
     node = await world.first_node()
