@@ -917,8 +917,8 @@ PARTICIPANTS = (
         others=(
             Edit(
                 "participants/broker/broker.py",
-                "                    if isinstance(gone, SegmentDeleted):\n                        self._deleted.add(segment_id)\n",
-                "",
+                "                    if isinstance(gone, SegmentDeleted):\n",
+                "                    if False:\n",
             ),
             Edit("participants/broker/broker.py", "            self._deleted |= ended & self._ended_before\n", ""),
         ),
