@@ -87,7 +87,7 @@ console-shots: setup  ## The screenshots of docs/console.md
 simulate: setup  ## Everything fails, on virtual time (SEEDS=300 FIRST=1 WORKLOAD=bank WORKERS=2; SEED=7 replays one, TRACE=file)
 	$(BIN)/python -m tests.simulation $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace $(TRACE)),--seeds $(SEEDS) --first $(FIRST) --keep-going $(if $(WORKERS),--workers $(WORKERS)) $(if $(PUBLISH),--publish))
 
-mutants: setup  ## Deliberate bugs, each of which a test or the simulation has to find; writes their table (NAME=one, NEW=1: those it does not have yet)
+mutants: setup  ## Deliberate bugs, each of which a test or the simulation has to find; writes their table (NAME=one, NEW=1: those it does not have as they are)
 	$(BIN)/python -m tests.mutants $(if $(NEW),--new) $(NAME)
 
 upgrade-test: setup build/previous/.ready  ## The previous release beside this one, forth and back under load (MINUTES=10, MIX=upgrade-local, SEED=7)

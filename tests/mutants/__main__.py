@@ -1,7 +1,7 @@
 """Every mutant must be caught.
 
 python -m tests.mutants              all of them, in half an hour; writes the table of docs/mutants.md
-python -m tests.mutants --new        those that the table does not have yet; adds them to it
+python -m tests.mutants --new        those that the table does not have as they are now; adds them to it
 python -m tests.mutants NAME …       these, without writing
 """
 
@@ -32,10 +32,10 @@ _HEAD = """\
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--new", action="store_true", help="those that the table does not have yet")
+    parser.add_argument("--new", action="store_true", help="those that the table does not have as they are now")
     given = parser.parse_args()
     wanted, rows_so_far = set(given.names), known_rows()
-    known = rows_so_far if given.new else {}
+    known = {each.name: rows_so_far[each.name] for each in MUTANTS if given.new and is_in(rows_so_far, each)}
     if unknown := sorted(wanted - {mutant.name for mutant in MUTANTS}):
         parser.error(f"there are no such mutants: {', '.join(unknown)}")
     chosen = [mutant for mutant in MUTANTS if (not wanted or mutant.name in wanted) and mutant.name not in known]
@@ -80,6 +80,17 @@ def _row(mutant: Mutant, found: Found) -> str:
 def known_rows() -> dict[str, str]:
     """The rows of the table, by the name of the mutant."""
     return {row.split("`")[1]: f"{row}\n" for row in PAGE.read_text().splitlines() if row.startswith("| `")}
+
+
+def is_in(rows: dict[str, str], mutant: Mutant) -> bool:
+    """Whether one of these rows tells of the mutant as it is: what caught it is a test that it names, or beside its
+    file, and a seed."""
+    last = last_of(rows.get(mutant.name))
+    if last is None:
+        return False
+    if mutant.tests:
+        return last.test is not None and last.test.startswith(mutant.tests)
+    return last.seed is not None and (last.test is None or last.test.startswith(mutant.tests_beside))
 
 
 def last_of(row: str | None) -> Last | None:
