@@ -527,6 +527,7 @@ async def test_a_ledger_that_is_trimmed_while_it_is_indexed_is_not_damaged(
         await tended(segment)
     assert LedgerChain.read is real, "it was read"
     assert not [each for each in said if each["log_level"] == "error"]
+    assert segment._metrics.damaged_ledgers._value.get() == 0
     assert await committed(segment) == ["kept"]
 
 
