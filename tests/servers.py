@@ -435,6 +435,10 @@ class ZooKeeperServer:
         """How many watches the server holds, of all its clients."""
         return int(self._ask(b"mntr").partition("zk_watch_count\t")[2].partition("\n")[0])
 
+    def in_process(self) -> int:
+        """How many requests the server has taken and not answered."""
+        return int(self._ask(b"mntr").partition("zk_outstanding_requests\t")[2].partition("\n")[0])
+
     def mode(self) -> str:
         """`standalone`, `leader` or `follower`; empty while it does not serve."""
         try:
@@ -484,10 +488,10 @@ def peer_address(leading: int, electing: int) -> str:
 
 
 class ZooKeeperEnsemble:
-    """Three servers that are one, each with the faults of `ZooKeeperServer`."""
+    """Servers that are one, each with the faults of `ZooKeeperServer`."""
 
-    def __init__(self, directory: Path) -> None:
-        numbers = range(1, 4)
+    def __init__(self, directory: Path, size: int = 3) -> None:
+        numbers = range(1, size + 1)
         self.peer_ports = [(free_port(), free_port()) for _ in numbers]
         """Of each member: where followers come to when it leads, and where it takes part in elections."""
         peers = {f"server.{number}": peer_address(*self.peer_ports[number - 1]) for number in numbers}

@@ -34,7 +34,8 @@ from typing import Any, Self
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.states import KazooState, KeeperState
 
 from metastore.api import behind, is_telling
 from metastore.backends.credentials import InvalidCredentials, Login, Tls
@@ -99,6 +100,37 @@ class _Handler(SequentialThreadingHandler):
         system."""
         decrypted = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
         return (decrypted, [], []) if decrypted else super().select(readable, *others)
+
+
+class _Exchange(ConnectionHandler):
+    """The loop in which kazoo sends and receives, with two corrections.
+
+    **Requests are numbered on** from one connection to the next, where kazoo begins at 1 again. A server finds the
+    request of an answer by its session and number. When a session moves to another server while a write is on its way
+    through the ensemble, the answer to that write comes to the new server, too, and it must not find a later request
+    with the same number there: the caller would be told of a write that was not made.
+
+    **What kazoo does not expect costs the connection**, for example an answer to another request than the oldest. In
+    kazoo it ends the thread, so that the client would never connect again.
+    """
+
+    _last_number = 0
+
+    @property
+    def _xid(self) -> int:
+        return self._last_number
+
+    @_xid.setter
+    def _xid(self, number: int | None) -> None:
+        if number:
+            self._last_number = number
+
+    def _connect_attempt(self, host: str, hostip: str, port: int, retry: Any) -> Any:
+        try:
+            return super()._connect_attempt(host, hostip, port, retry)
+        except Exception:  # noqa: BLE001  kazoo has logged it
+            self.client._session_callback(KeeperState.CONNECTING)
+            return None
 
 
 class _Secret(str):
@@ -175,6 +207,7 @@ class ZooKeeperConnection:
             auth_data=[("digest", _Secret(f"{login.user}:{login.password}"))] if login else None,
             connection_retry={"max_tries": -1, "delay": 0.02, "backoff": 2, "max_jitter": 0.4, "max_delay": 1.0},
         )
+        self._client._connection = _Exchange(self._client, self._client._conn_retry.copy(), logger=self._log)
         self._client.add_listener(self._on_change)
         self._connected = asyncio.Event()
         self._waiting: list[_Waiting] = []

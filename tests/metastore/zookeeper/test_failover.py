@@ -7,14 +7,17 @@ write; every answer is compared with what the ensemble holds in the end, and a w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
+from metastore.backends.zookeeper_connection import LostError, ZooKeeperConnection
+from metastore.backends.zookeeper_wire import Multi, MultiRead, create_op, get_data, set_data
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Changes
 from tests.servers import ZooKeeperEnsemble, ZooKeeperServer
@@ -29,8 +32,13 @@ def ensemble(tmp_path: Path) -> Iterator[ZooKeeperEnsemble]:
         yield ensemble
 
 
-def in_use(store: ZooKeeperStore, ensemble: ZooKeeperEnsemble) -> ZooKeeperServer:
-    port = store._connection._client._connection._socket.getpeername()[1]
+async def until(condition: Callable[[], bool]) -> None:
+    while not await asyncio.to_thread(condition):
+        pass
+
+
+def in_use(connection: ZooKeeperConnection, ensemble: ZooKeeperEnsemble) -> ZooKeeperServer:
+    port = connection._client._connection._socket.getpeername()[1]
     (member,) = [member for member in ensemble.members if member.port == port]
     return member
 
@@ -74,7 +82,7 @@ async def test_reads_writes_and_watches_go_on_without_any_one_server(ensemble: Z
     async with asyncio.timeout(BOUND_S):
         await more()
         for leading in (False, True):
-            victim = await asyncio.to_thread(ensemble.leader) if leading else in_use(store, ensemble)
+            victim = await asyncio.to_thread(ensemble.leader) if leading else in_use(store._connection, ensemble)
             getattr(victim, fault)()
             await more()
             if fault == "kill":
@@ -99,6 +107,42 @@ async def test_reads_writes_and_watches_go_on_without_any_one_server(ensemble: Z
     assert sorted((revision, key) for key, revision in stored.items()) == sorted(told)
     assert [revision for revision, _ in told] == sorted(revision for revision, _ in told)
     await store.close()
+
+
+async def test_a_write_is_answered_by_no_other_one_when_the_session_moves_while_both_are_on_their_way(
+    tmp_path: Path,
+) -> None:
+    """A server finds the request of an answer by its session and number, also if another server had sent it."""
+    with ZooKeeperEnsemble(tmp_path, size=4) as ensemble:
+        leader = ensemble.leader()
+        first, second, third = (member for member in ensemble.members if member is not leader)
+        opened = partial(ZooKeeperConnection.open, session_timeout_s=10, tip="/tip", deadline_s=BOUND_S)
+        async with asyncio.timeout(BOUND_S):
+            writing = await opened([first.endpoint, second.endpoint])
+            if in_use(writing, ensemble) is second:
+                first, second = second, first
+            reading = await opened([leader.endpoint])
+            await reading.send(Multi([create_op("/early"), create_op("/late")]))
+            leader.freeze()
+            early = writing.send(Multi([set_data("/early", b"")]))
+            await until(lambda: first.in_process() == 1)
+            third.freeze()
+            first.kill()  # so two of four servers can take the write, which is not enough
+            moved = asyncio.Event()
+            writing.on_state.append(lambda connected: moved.set() if connected else None)
+            leader.thaw()
+            with pytest.raises(LostError):
+                await early
+            await moved.wait()
+            late = writing.send(Multi([set_data("/late", b"longer")]))
+            await until(lambda: second.in_process() == 1)
+            third.thaw()
+            (stat,) = await late
+            assert stat.length == len(b"longer")
+            both = await reading.send(MultiRead([get_data("/early"), get_data("/late")]))
+            assert [node.stat.version for node in both] == [1, 1]
+            await writing.close()
+            await reading.close()
 
 
 async def test_the_loss_of_the_majority_is_an_error_in_time_and_ends_with_it(ensemble: ZooKeeperEnsemble) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from metastore.backends.options import ZooKeeperOptions
 from metastore.backends.zookeeper import ZooKeeperStore
-from metastore.backends.zookeeper_wire import Culprit, MultiRead
+from metastore.backends.zookeeper_wire import Culprit, MultiRead, Sync
 from metastore.errors import MetastoreError, OutcomeUnknown, StoreUnavailable
 from metastore.types import Applied, Event, Resync
 from metastore.watches import Mirror
@@ -46,6 +46,21 @@ async def test_nothing_is_sent_while_the_server_is_away(own_server: ZooKeeperSer
     await asyncio.to_thread(own_server.start)
     later = await open_store(own_server, store._paths.root)
     assert [record.key for record in (await later.scan("/")).records] == ["/before"]
+
+
+async def test_an_answer_out_of_order_costs_the_connection_only(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
+) -> None:
+    store = await open_store(zookeeper_server)
+    await store.apply(store.batch().put("/a", b"0"))
+    lost = asyncio.Event()
+    store._connection.on_state.append(lambda connected: None if connected else lost.set())
+    never_sent = (Sync("/"), None, 0)
+    store._connection._client._pending.append(never_sent)
+    await store.apply(store.batch().put("/a", b"1"))
+    assert lost.is_set()
+    record = await store.get("/a")
+    assert record is not None and record.value == b"1"
 
 
 async def test_an_answer_that_never_comes_is_unknown_and_settled_later(

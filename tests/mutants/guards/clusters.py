@@ -83,6 +83,22 @@ CLUSTERS = (
         ),
     ),
     Mutant(
+        "zookeeper-requests-numbered-again",
+        "requests are numbered on from one connection to the next",
+        _ZOOKEEPER_CONNECTION,
+        "        if number:\n            self._last_number",
+        "        if number is not None:\n            self._last_number",
+        tests=("tests/metastore/zookeeper/test_failover.py",),
+    ),
+    Mutant(
+        "zookeeper-thread-ends",
+        "an answer that kazoo does not expect costs the connection, not the thread",
+        _ZOOKEEPER_CONNECTION,
+        "        except Exception:  # noqa: BLE001  kazoo",
+        "        except AssertionError:  # kazoo",
+        tests=("tests/metastore/zookeeper/test_faults.py::test_an_answer_out_of_order_costs_the_connection_only",),
+    ),
+    Mutant(
         "zookeeper-restored-server-is-taken",
         "a new connection is compared with what was seen before it is used",
         _ZOOKEEPER_CONNECTION,

@@ -2,3 +2,6 @@ class KazooState:
     SUSPENDED: str
     CONNECTED: str
     LOST: str
+
+class KeeperState:
+    CONNECTING: str
