@@ -12,8 +12,7 @@ is committed: another caller may have committed it with a different list of writ
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -301,15 +300,22 @@ class AsyncTransaction:
             self._discard()
 
 
-@contextlib.contextmanager
-def inside(txn: AsyncTransaction | None) -> Iterator[None]:
+class inside:  # noqa: N801  a statement, as those of contextlib
     """An error that is raised in this block means that something of `txn` was not done."""
-    try:
-        yield
-    except BaseException as failure:
-        if txn is not None:
-            txn.failed(failure)
-        raise
+
+    __slots__ = ("_txn",)
+
+    def __init__(self, txn: AsyncTransaction | None) -> None:
+        self._txn = txn
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._txn is not None:
+            self._txn.failed(error)
 
 
 def _aborted(header: TransactionHeader) -> MetatxnError:

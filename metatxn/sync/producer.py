@@ -15,6 +15,57 @@ from metatxn.sync.transaction import Transaction
 from metatxn.transaction import AsyncTransaction, inside
 
 
+class Sent(Future[str]):
+    """The future of a queued message, which cannot be withdrawn.
+
+    A program that sends many messages looks at few of their futures. A future has a lock, a condition and two lists,
+    and Python's garbage collector visits all of them as long as the message waits. So they are made when somebody
+    first uses one of them, which `__getattr__` sees.
+    """
+
+    _outcome: str | BaseException | None = None
+    _made = False
+    _making = threading.RLock()
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        with self._making:
+            first, self._made = not self._made, True
+            if first:
+                super().__init__()
+            outcome = self._outcome
+        if first and outcome is not None:
+            self._tell(outcome)
+        return super().__getattribute__(name)
+
+    def cancel(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, result: str) -> None:
+        self._end(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._end(exception)
+
+    def _end(self, outcome: str | BaseException | None) -> None:
+        with self._making:
+            self._outcome = outcome
+            made = self._made
+        if made:
+            self._tell(outcome)
+
+    def _tell(self, outcome: str | BaseException | None) -> None:
+        if isinstance(outcome, str):
+            super().set_result(outcome)
+        else:
+            super().set_exception(outcome)
+
+
 class Producer(Facade[AsyncProducer]):
     """A producer of one topic, for any thread. Messages of one key in one transaction are appended in the order in
     which they were sent. To order messages of different transactions, wait for the futures, or use `flush`.
@@ -64,8 +115,7 @@ class Producer(Facade[AsyncProducer]):
         a sequenced producer. Raises `TypeError` or `ValueError` for a value that is not JSON, `NotFound` for a topic
         that does not exist, and the transaction's first failure if it has one: such a transaction cannot be committed.
         """
-        future: Future[str] = Future()
-        future.set_running_or_notify_cancel()  # a queued message cannot be withdrawn
+        future = Sent()
         outgoing = self._core.outgoing(value, key, properties, future, deliver_at, sequence, inside=txn is not None)
         core = txn.core if txn is not None else None
         if core is not None:

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from types import NoneType
 from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
+from pydantic_core import PydanticSerializationError, SchemaSerializer, core_schema
 
 from metatxn.wire.record_batches import (
     HEADER,
@@ -46,6 +49,8 @@ _PREFIXES = (b"\0\0", b"\1\0")
 NO_TIME = -1
 _json_of_text = TypeAdapter(str).serializer.to_json
 _LISTS = TypeAdapter(list[Any], config=ConfigDict(cache_strings="keys"))
+_json_of_flat = SchemaSerializer(core_schema.any_schema()).to_json
+_TEXT, _FLAT = frozenset((str,)), frozenset((str, int, bool, NoneType))
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -76,6 +81,9 @@ def packed_message(
 def _json_of(value: Any) -> bytes:
     if value is None:
         return b""
+    if type(value) is dict and _TEXT.issuperset(map(type, value)) and _FLAT.issuperset(map(type, value.values())):
+        with suppress(PydanticSerializationError):  # the other encoder says what Python's users know
+            return _json_of_flat(value)
     text = _encode(value)
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise ValueError(f"the value has more than {MAX_DEPTH} lists or objects within each other")
