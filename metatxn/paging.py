@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -20,7 +20,7 @@ class Paged(ABC, Generic[T]):
     """`page` requests a page, and `passed` moves on to the next. A page that was not finished is requested again."""
 
     @abstractmethod
-    async def page(self) -> Sequence[T] | None:
+    async def page(self) -> Iterable[T] | None:
         """The items after those already passed, or None at the end."""
 
     @abstractmethod

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from metatxn.answers import parsed
@@ -72,19 +74,26 @@ def _new_message(
     return message
 
 
-def messages_in(topic: str, entry: PageEntry) -> list[Message]:
-    """The messages of an entry, without those that were taken before."""
-    frame, skip = entry.frame, entry.skip
-    keys, values, properties, times_ms = messages_of(frame)
-    ids = message_ids(entry.segment, frame.position, range(skip, len(values)))
-    txn_id = str(frame.txn_id) if frame.txn_id is not None else None
-    publish_ms = frame.publish_ms
-    return [
-        _new_message(topic, message_id, value, key, named, publish_ms, txn_id, time_ms)
-        for message_id, value, key, named, time_ms in zip(
-            ids, values[skip:], keys[skip:], properties[skip:], times_ms[skip:], strict=True
-        )
-    ]
+class PageMessages:
+    """The messages of entries, without those that were taken before. Each is made when its turn comes: Python's
+    garbage collector visits all objects that wait, and a page has thousands of messages. Raises `ValueError` for an
+    entry that cannot be decoded when this is made."""
+
+    def __init__(self, topic: str, entries: Iterable[PageEntry]) -> None:
+        self._topic = topic
+        self._entries = [(entry, messages_of(entry.frame)) for entry in entries]
+
+    def __bool__(self) -> bool:
+        return any(len(columns.values) > entry.skip for entry, columns in self._entries)
+
+    def __iter__(self) -> Iterator[Message]:
+        for entry, (keys, values, properties, times_ms) in self._entries:
+            frame, skip = entry.frame, entry.skip
+            ids = message_ids(entry.segment, frame.position, range(skip, len(values)))
+            txn_id = str(frame.txn_id) if frame.txn_id is not None else None
+            columns = (values[skip:], keys[skip:], properties[skip:])
+            fixed = (repeat(frame.publish_ms), repeat(txn_id))
+            yield from map(_new_message, repeat(self._topic), ids, *columns, *fixed, times_ms[skip:])
 
 
 def message_of(topic: str, read: ReadMessage, redelivery_count: int = 0) -> Message:
@@ -116,7 +125,7 @@ def milliseconds(field: str, time: datetime) -> int:
 class MessagePage(NamedTuple):
     """A page of messages. With `more`, there are messages after these."""
 
-    messages: list[Message]
+    messages: Iterable[Message]
     next: str
     revision: int | None
     more: bool
@@ -172,7 +181,7 @@ class AsyncReader(Paged[Message]):
         if at_end:
             self.token = (await self._read(None, 0, start="latest")).next
 
-    async def page(self) -> list[Message] | None:
+    async def page(self) -> Iterable[Message] | None:
         while True:
             page = await self._read_ahead() or await self._read(self.token, FOLLOW_WAIT_MS if self._follow else 0)
             self._next = page.next
@@ -240,5 +249,4 @@ class AsyncReader(Paged[Message]):
             head, entries = decode_page(answer.body)
         except ValueError as error:
             raise ServiceUnreachable(f"{answer.url} does not answer with {PAGE_MEDIA_TYPE}: {error}") from error
-        messages = [message for entry in entries for message in messages_in(self.topic, entry)]
-        return MessagePage(messages, head.next, head.revision, head.more)
+        return MessagePage(PageMessages(self.topic, entries), head.next, head.revision, head.more)

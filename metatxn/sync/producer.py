@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from metatxn.outgoing import Outgoing
@@ -154,7 +156,9 @@ class Producer(Facade[AsyncProducer]):
             self._bytes = 0
             self._woken = False
         delivery = self._core.delivery
-        for outgoing, txn in taken:
+        for txn, messages in groupby(taken, itemgetter(1)):
             if txn is not None:
                 txn.joined_by(delivery)
-            delivery.add(outgoing, txn.id if txn is not None else None)
+            txn_id = txn.id if txn is not None else None
+            for outgoing, _ in messages:
+                delivery.add(outgoing, txn_id)

@@ -6,6 +6,7 @@ accepts and what it makes of batches is in `tests/participants/api/test_batches.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -102,6 +103,24 @@ def nested(depth: int) -> Any:
     for level in range(depth):
         value = [value] if level % 2 else {"a": value}
     return value
+
+
+CELLS = st.text() | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False, allow_infinity=False)
+FLAT = st.dictionaries(st.text(), CELLS)
+
+
+@given(FLAT | st.dictionaries(st.text(), FLAT, max_size=3))
+def test_both_encoders_of_json_give_the_same_bytes(value: dict[str, Any]) -> None:
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    assert packed_message(value, None, None)[1].removesuffix(b"\0").endswith(written)
+
+
+@pytest.mark.parametrize("value", [{"a": "\ud800"}, {"\ud800": 1}, {"a": math.nan}, {"a": math.inf}, {"a": {1}}])
+def test_what_no_json_can_hold_is_refused_in_the_words_of_python(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        packed_message(value, None, None)
+    with pytest.raises(type(refused.value), match=re.escape(str(refused.value))):
+        json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def test_what_others_could_not_parse_is_refused() -> None:

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _ROUTES = "participants/api/routes.py"
 _WIRE = "metatxn/wire/batches.py"
+_SYNC_PRODUCER = "metatxn/sync/producer.py"
 _TEST = "tests/participants/api/test_batches.py"
 _TEST_WIRE = "tests/metatxn/test_batches.py"
 
@@ -13,6 +14,30 @@ _RECORDS = "metatxn/wire/record_batches.py"
 _TEST_RECORDS = "tests/metatxn/test_record_batches.py"
 
 BATCHES = (
+    Mutant(
+        "flat-floats",
+        "numbers that JSON cannot hold are refused before they are sent",
+        _WIRE,
+        "frozenset((str, int, bool, NoneType))",
+        "frozenset((str, int, float, bool, NoneType))",
+        tests=("tests/metatxn/test_batches.py",),
+    ),
+    Mutant(
+        "sent-late-use-not-told",
+        "a future that is first used when its message is durable has the position",
+        _SYNC_PRODUCER,
+        "        if first and outcome is not None:\n",
+        "        if first and outcome is None:\n",
+        tests=("tests/metatxn/test_sent.py",),
+    ),
+    Mutant(
+        "sent-early-use-not-told",
+        "a future that is in use when its message becomes durable is told",
+        _SYNC_PRODUCER,
+        "            made = self._made\n",
+        "            made = self._made and outcome is None\n",
+        tests=("tests/metatxn/test_sent.py",),
+    ),
     Mutant(
         "compressed-although-that-is-larger",
         "what compression does not make smaller is sent as it is",
