@@ -76,8 +76,7 @@ def _new_message(
 
 class PageMessages:
     """The messages of entries, without those that were taken before. Each is made when its turn comes: Python's
-    garbage collector visits all objects that wait, and a page has thousands of messages. Raises `ValueError` for an
-    entry that cannot be decoded when this is made."""
+    garbage collector visits all objects that wait, and a page has thousands of messages. All is decoded at once."""
 
     def __init__(self, topic: str, entries: Iterable[PageEntry]) -> None:
         self._topic = topic

@@ -78,17 +78,17 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        measured = self._metrics.begin(scope, send)
+        measured = self._metrics.begin(scope)
         traced = traced_request(scope)
         try:
-            await self._answer(scope, receive, measured.send)
+            await self._answer(scope, receive, measured.measuring(send))
         except Exception:
             measured.failed()
             raise
         finally:
             self._metrics.end(measured, scope["method"], traced.end(scope, measured) if traced else None)
             caller = scope.get(CALLER, ANYONE).name
-            body = scope.get(BODY, b"")
+            body = scope.pop(BODY, b"")  # an idle connection keeps its last scope
             self._audit.end(scope, measured.route, measured.status, caller, body)
             self._slow.end(scope, measured, caller, body)
 

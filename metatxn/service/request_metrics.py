@@ -36,12 +36,15 @@ class _Route:
 
 
 class MeasuredRequest:
-    """One request in progress. `send` is to be used in place of the sending function of the server."""
+    """One request in progress.
 
-    __slots__ = ("_answered", "_began", "_clock", "_send", "route", "status")
+    It is in the scope of the request, so it must not refer to the server's `send`, which refers to the scope. That
+    would be a cycle, and the body of the request would stay in memory until Python's garbage collector runs.
+    """
 
-    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
-        self._send = send
+    __slots__ = ("_answered", "_began", "_clock", "route", "status")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began = clock()
         self._answered: float | None = None
@@ -49,11 +52,16 @@ class MeasuredRequest:
         """The route that was found; its type is the framework's."""
         self.status = NO_ANSWER
 
-    async def send(self, message: Message) -> None:
-        if "status" in message:
-            self.status = message["status"]
-            self._answered = self._clock()
-        await self._send(message)
+    def measuring(self, send: Send) -> Send:
+        """What is to be used in place of the server's `send`."""
+
+        async def measured(message: Message) -> None:
+            if "status" in message:
+                self.status = message["status"]
+                self._answered = self._clock()
+            await send(message)
+
+        return measured
 
     def failed(self) -> None:
         """A bug was raised. The server's answer to it does not pass here."""
@@ -76,9 +84,9 @@ class RequestMetrics(Collector):
         self._by_route: dict[tuple[str, str], _Route] = {}
         registry.register(self)
 
-    def begin(self, scope: Scope, send: Send) -> MeasuredRequest:
+    def begin(self, scope: Scope) -> MeasuredRequest:
         self._under_way += 1
-        request = scope[REQUEST] = MeasuredRequest(send, self._clock)
+        request = scope[REQUEST] = MeasuredRequest(self._clock)
         return request
 
     def end(self, request: MeasuredRequest, method: str, trace_id: str | None = None) -> None:

@@ -143,7 +143,7 @@ def test_the_time_of_a_request_falls_into_its_bucket() -> None:
     metrics = RequestMetrics(registry, lambda: now[0])
     for seconds in (0.001, 0.003, BOUNDS[-1] + 1):
         scope: dict[str, Any] = {}
-        request = metrics.begin(scope, None)  # type: ignore[arg-type]
+        request = metrics.begin(scope)
         assert scope[REQUEST] is request
         now[0] += seconds
         metrics.end(request, "GET")

@@ -23,7 +23,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span, use_span
-from starlette.types import Message
 
 from examples.flights.demo import running_dev
 from metatxn.service import tracing
@@ -119,7 +118,7 @@ def test_a_service_continues_the_trace_of_its_client(monkeypatch: pytest.MonkeyP
     within = get_current_span()
     assert within.get_span_context().trace_id == TRACE and within.get_span_context().span_id != PARENT
     assert trace_store_call("apply", 0.001, None) == f"{TRACE:032x}"
-    traced.end({"method": "GET", "path": "/"}, MeasuredRequest(_sends_nothing, lambda: 0.0))
+    traced.end({"method": "GET", "path": "/"}, MeasuredRequest(lambda: 0.0))
     assert not get_current_span().get_span_context().is_valid
     assert trace_store_call("apply", 0.001, None) is None
 
@@ -135,11 +134,8 @@ async def test_what_an_unsampled_request_asks_for_is_not_sampled(monkeypatch: py
         assert traced is not None
         with traces.provider.get_tracer("test").start_as_current_span("asks"):
             assert (trace_store_call("apply", 0.001, None) is not None) == sampled
-        assert (traced.end(scope, MeasuredRequest(_sends_nothing, lambda: 0.0)) is not None) == sampled
+        assert (traced.end(scope, MeasuredRequest(lambda: 0.0)) is not None) == sampled
         assert len(spans.get_finished_spans()) == 3, "the request, what it asks for, and the call of the store"
-
-
-async def _sends_nothing(_: Message) -> None: ...
 
 
 async def test_a_request_takes_the_trace_of_its_caller_along() -> None:

@@ -15,6 +15,22 @@ _BROKER_REST = "tests/participants/api/test_rest.py"
 
 SERVICE = (
     Mutant(
+        "body-kept-by-idle-connections",
+        "a connection that is idle does not keep the body of its last request",
+        _GATE,
+        'body = scope.pop(BODY, b"")',
+        'body = scope.get(BODY, b"")',
+        tests=("tests/service/test_request_memory.py",),
+    ),
+    Mutant(
+        "request-in-a-cycle",
+        "what a request needed is free with its answer, without the garbage collector",
+        _GATE,
+        "self._answer(scope, receive, measured.measuring(send))",
+        'self._answer(scope, receive, scope.setdefault("measuring", measured.measuring(send)))',
+        tests=("tests/service/test_request_memory.py",),
+    ),
+    Mutant(
         "page-token-that-ends-a-list",
         "a list goes on after every name",
         "metatxn/wire/names.py",
