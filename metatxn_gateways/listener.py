@@ -28,6 +28,8 @@ MAX_CONNECTIONS = 1_000
 """The most connections of a listener, unless it was given another number."""
 MAX_IN_PROGRESS = 16
 """The most requests of one connection that are in progress; then no more are received."""
+WRITE_BYTES = 64 << 10
+"""The bytes from which on no further answer goes into the same write."""
 AUTHENTICATED_WITHIN_S = 30.0
 """How long a connection may take to show a token, where one is needed."""
 MAX_BYTES_BEFORE = 64 << 10
@@ -232,10 +234,26 @@ class FrameConnection(asyncio.BufferedProtocol):
                 return
             await self._writable.wait()
             self._answering.popleft()
-            if answer is not None:
-                self.send(answer)
+            self.send(*self._with_next(answer))
             if len(self._answering) < MAX_IN_PROGRESS:
                 self._transport.resume_reading()
+
+    def _with_next(self, answer: Reply | None) -> list[Reply]:
+        """An answer with those behind it that are there as well, because a write of its own costs more than a small
+        answer does."""
+        answers = [] if answer is None else [answer]
+        while self._answering and _is_answered(self._answering[0]) and _size(answers) < WRITE_BYTES:
+            if (following := self._answering.popleft().result()) is not None:
+                answers.append(following)
+        return answers
+
+
+def _is_answered(answering: asyncio.Task[Reply | None]) -> bool:
+    return answering.done() and not answering.cancelled() and answering.exception() is None
+
+
+def _size(answers: Sequence[Reply]) -> int:
+    return sum(len(part) for answer in answers for part in answer)
 
 
 def _sized(frame: Reply) -> Reply:

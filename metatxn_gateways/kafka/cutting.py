@@ -23,9 +23,7 @@ class Cutter:
         self.flexible = flexible
 
     def number(self, size: int) -> int:
-        begin = self._pass(size)
-        number = _INT[size].unpack_from(self._view, begin)[0]
-        assert isinstance(number, int)
+        number: int = _INT[size].unpack_from(self._view, self._pass(size))[0]
         return number
 
     def length(self, size: int = 4) -> int | None:
@@ -107,6 +105,9 @@ class ReplyWriter:
 
     def number(self, size: int, value: int) -> None:
         self._open += _INT[size].pack(value)
+
+    def numbers(self, layout: struct.Struct, *values: int) -> None:
+        self._open += layout.pack(*values)
 
     def length(self, value: int | None, size: int = 4) -> None:
         number = -1 if value is None else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from functools import lru_cache
 
 from metastore.txn.records.topics import TopicRecord
 from metatxn.service.security.principal import Principal
@@ -17,10 +18,12 @@ from participants.broker.broker import Broker
 from participants.segment.segment import Segment
 
 REMEMBERED_PLACES = 10_000
+REMEMBERED_NAMES = 1_000
 _TOPIC_IDS = uuid.UUID("6c0f3b0e-6f2b-5d57-9a5c-3f1d5b8c2d11")
 _LISTED_AT_ONCE = 1_000
 
 
+@lru_cache(maxsize=REMEMBERED_NAMES)
 def own_name(kafka_name: str) -> str:
     """Our name for a topic: a name without a slash is one of `public/default`. Raises INVALID_TOPIC_EXCEPTION."""
     try:

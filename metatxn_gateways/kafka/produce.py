@@ -6,7 +6,10 @@ transactional id · acks · timeout · [topic · [partition · record batch]]
 from __future__ import annotations
 
 import asyncio
+import struct
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from crc32c import crc32c
 
@@ -38,6 +41,8 @@ from participants.segment.segment import Segment
 VERSIONS = range(3, 12)
 FLEXIBLE = 9
 _ZSTD = 4
+_PLACE = struct.Struct(">ihqq")
+"""Partition, error code, first offset, and the time of the append, where the topic sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +139,7 @@ class Produce:
         Nothing is awaited before the tasks of the batches are made, so these take their turns in the order of arrival.
         """
         asked = cut_produce(cutter)
-        results = await asyncio.gather(
-            *(self._result(part, asked.transactional_id, turns, caller) for part in asked.parts)
-        )
+        results = await _all([self._result(part, asked.transactional_id, turns, caller) for part in asked.parts])
         if asked.acks == 0:
             if any(result.code for result in results):
                 raise MalformedRequest("a batch was refused, and its producer does not wait for an answer")
@@ -198,17 +201,18 @@ class Produce:
             payload,
             PayloadKind.KAFKA,
             batch.count,
+            txn_id=txn_id,
             producer=f"kafka/{batch.producer_id}",
             sequence=sequence_in_epoch(batch.producer_epoch, batch.sequence),
         )
-        return segment, Arrived(entry, producer, txn_id)
+        return segment, Arrived(entry, producer)
 
     async def _retried(self, segment: Segment, arrived: Arrived) -> Position:
         """The place of a batch that seems to be out of order, if it was appended in a transaction that this process had
         not heard of. Raises OUT_OF_ORDER_SEQUENCE_NUMBER if it was not, and as `Producers.open_transaction`, because
         with a transaction that was lost the segment forgets what was sent before."""
         if arrived.producer is not None:
-            following = await self._producers.open_transaction(arrived.producer, refused=arrived.txn_id)
+            following = await self._producers.open_transaction(arrived.producer, refused=arrived.entry.txn_id)
             if (position := arrived.appended_before(segment, following)) is not None:
                 return position
         await segment.reader.assert_owned()  # a successor may have appended what is missing here
@@ -255,6 +259,11 @@ class Produce:
         return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch, caller)
 
 
+async def _all(results: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """One needs no task of its own."""
+    return [await results[0]] if len(results) == 1 else await asyncio.gather(*results)
+
+
 async def _published(segment: Segment, entry: Entry) -> Position:
     try:
         return (await segment.publish(entry))[0]
@@ -272,10 +281,7 @@ def _encoded(version: int, parts: list[_Part], results: list[_Result], head: byt
         out.text(topic)
         out.length(len(found))
         for part, result in found:
-            out.number(4, part.partition)
-            out.number(2, result.code)
-            out.number(8, result.base_offset)
-            out.number(8, -1)  # the time of the append, where the topic sets it
+            out.numbers(_PLACE, part.partition, result.code, result.base_offset, -1)
             if version >= 5:
                 out.number(8, result.start_offset)
             if version >= 8:

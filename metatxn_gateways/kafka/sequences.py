@@ -23,6 +23,7 @@ from metatxn.wire.position import Position
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
 from metatxn_gateways.kafka.producers import TransactionalProducer
 from metatxn_gateways.kafka.turns import Turns
+from metatxn_gateways.kafka.wave_pace import WavePace
 from metatxn_gateways.listener import MAX_IN_PROGRESS
 from participants.segment.dedup import Scope, sequence_used
 from participants.segment.publishing import Published
@@ -66,15 +67,14 @@ class NotTheFollowing(Exception):
 
 @dataclass(eq=False, slots=True)
 class Arrived:
-    """A batch from its arrival on. `entry` has a producer and a sequence, and no transaction: that is the one which
-    `producer` has open when the batch is sent, and `txn_id` is the one that was open when it arrived.
+    """A batch from its arrival on. `entry` has a producer, a sequence, and the transaction that was open when it
+    arrived. It is sent in the one that `producer` has open then.
 
     `place` is done when the batch is durable, or has failed, and cancelled when nobody waits for it any more.
     """
 
     entry: Entry
     producer: TransactionalProducer | None
-    txn_id: TxnId | None
     place: asyncio.Future[Position] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     copies: dict[Arrived, None] = field(default_factory=dict)
     is_copy: bool = False
@@ -107,10 +107,11 @@ class Arrived:
 
 
 class Sequences:
-    """See the module docstring. `is_sending` belongs to the sender, which takes one wave at a time."""
+    """See the module docstring. `is_sending` and `pace` belong to the sender, which takes one wave at a time."""
 
     def __init__(self) -> None:
         self.is_sending = False
+        self.pace = WavePace()
         self._opening: tuple[str, int] | None = None
         """The opening of the segment that the rest is about: in between another broker may have appended."""
         self._following: int | None = None
@@ -129,6 +130,11 @@ class Sequences:
     def is_idle(self) -> bool:
         """Whether nothing is here."""
         return not self._here
+
+    @property
+    def accepted(self) -> int:
+        """The number of batches that were accepted and have not ended, without their copies."""
+        return len(self._accepted)
 
     # -- arrivals ----------------------------------------------------------------------------------------------
 
@@ -150,7 +156,7 @@ class Sequences:
         arrived.connection = connection
         self._look_at(segment, arrived)
         self._assert_epoch(arrived)
-        if (position := arrived.appended_before(segment, arrived.txn_id)) is not None:
+        if (position := arrived.appended_before(segment, arrived.entry.txn_id)) is not None:
             self._passed(arrived)
             arrived.appended(position)
             return

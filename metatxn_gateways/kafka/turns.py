@@ -16,7 +16,7 @@ class Turns:
         """Whether the connection is closed, so that nothing comes on it any more."""
 
     def of(self, topic: str, partition: int) -> asyncio.Lock:
-        return self._locks.setdefault((topic, partition), asyncio.Lock())
+        return self._locks.get((topic, partition)) or self._locks.setdefault((topic, partition), asyncio.Lock())
 
     def end(self) -> None:
         self.is_over = True

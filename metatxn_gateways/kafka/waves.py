@@ -32,11 +32,13 @@ class Waves:
 
     def sequences(self, topic: str, partition: int, producer_id: int) -> Sequences:
         """What is known of the batches of a producer in a partition."""
-        return self._sequences.setdefault((topic, partition, producer_id), Sequences())
+        known = self._sequences.get((topic, partition, producer_id))
+        return known or self._sequences.setdefault((topic, partition, producer_id), Sequences())
 
     def begin(self, segment: Segment, sequences: Sequences, arrived: Arrived, connection: Turns) -> None:
         """Accept a batch for the next wave. Raises as `Sequences.arrive`."""
         sequences.arrive(segment, arrived, connection)
+        sequences.pace.arrived(sequences.accepted)
         if not sequences.is_idle and not sequences.is_sending:
             sequences.is_sending = True
             segment.spawn(self._send(segment, sequences)).add_done_callback(partial(_ended, sequences))
@@ -52,8 +54,13 @@ class Waves:
 
     async def _send(self, segment: Segment, sequences: Sequences) -> None:
         """Send wave after wave, until nothing is left."""
-        while wave := sequences.next_wave():
-            sequences.ended(wave, await self._published(segment, wave))
+        while sequences.accepted:
+            await sequences.pace.until_enough(sequences.accepted)
+            waiting, wave = sequences.accepted, sequences.next_wave()
+            if wave:
+                published = await self._published(segment, wave)
+                sequences.pace.ended(sequences.accepted if len(wave) == waiting else 0)
+                sequences.ended(wave, published)
         sequences.is_sending = False
 
     async def _published(self, segment: Segment, wave: Sequence[Arrived]) -> Published:
@@ -85,7 +92,7 @@ class Waves:
 
 
 def _inside(txn_id: TxnId, entries: Sequence[Entry]) -> list[Entry]:
-    return [replace(entry, txn_id=txn_id) for entry in entries]
+    return [entry if entry.txn_id == txn_id else replace(entry, txn_id=txn_id) for entry in entries]
 
 
 def _ended(sequences: Sequences, sending: asyncio.Task[None]) -> None:

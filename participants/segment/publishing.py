@@ -400,7 +400,8 @@ class Publisher:
         assert ledger is not None, "the drain before a seal waits for every publish"
         if offsets is not None:  # the entry has this place, whatever was begun and failed before (DESIGN §5.20)
             offset = offsets.take(ledger.last_assigned.entry + 1, entry.count, latest_record_ms(entry.payload))
-            entry = replace(entry, payload=stamped(entry.payload, offset))
+            payload = stamped(entry.payload, offset)
+            entry = entry if payload is entry.payload else replace(entry, payload=payload)
         try:
             return ledger.append(entry, self._clock())
         except LedgerStopped as error:

@@ -171,18 +171,22 @@ class MemoryTransactionBuffer(TransactionBuffer):
 
 
 class _Repin:
-    """Move a transaction's entry among the sorted pins from its old to its new place."""
+    """Move a transaction's entry among the sorted pins from its old to its new place. It has one place for as long as
+    it has the same first frame."""
 
-    __slots__ = ("_before", "_pins", "_transaction")
+    __slots__ = ("_before", "_first_frame", "_pins", "_transaction")
 
     def __init__(self, pins: SortedSet[tuple[Position, TxnId]], transaction: TrackedTransaction) -> None:
         self._pins = pins
         self._transaction = transaction
 
     def __enter__(self) -> None:
-        self._before = self._transaction.pin
+        self._first_frame = self._transaction.first_frame
+        self._before = self._transaction.pin if self._first_frame is None else self._first_frame.before
 
     def __exit__(self, *_: object) -> None:
+        if self._first_frame is not None and self._transaction.first_frame is self._first_frame:
+            return
         after = self._transaction.pin
         if self._transaction.released or after == self._before:
             return

@@ -23,9 +23,11 @@ from metatxn.wire import errors
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.position import Position
 from metatxn_gateways.kafka import sequences as sequences_module
+from metatxn_gateways.kafka import wave_pace
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
 from metatxn_gateways.kafka.sequences import Arrived, NotTheFollowing, Sequences
 from metatxn_gateways.kafka.turns import Turns
+from metatxn_gateways.kafka.wave_pace import WavePace
 from metatxn_gateways.listener import MalformedRequest
 from participants.segment.dedup import DedupTable
 from participants.segment.publishing import Hold, Published
@@ -159,6 +161,33 @@ async def test_a_wave_is_bounded(gateway: Gateway, name: str, most: int, monkeyp
     gateway.process.device.go()
     assert await asyncio.gather(*sent) == well(0, 1, 2, 3, 4)
     assert disk_of(gateway).syncs - before == 3
+
+
+async def test_a_wave_waits_for_what_its_client_sends_next(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = await Batches.of(gateway, transactional=False)
+    monkeypatch.setattr(wave_pace, "LONGEST_PAUSE", 1e9)
+    sent = await batches.held(0, 1, 2)  # two are on their way at the end of both waves
+    gateway.process.device.go()
+    assert await asyncio.gather(*sent) == well(0, 1, 2)
+    before = disk_of(gateway).syncs
+    sent = [batches.send(3)]
+    await batches.here(1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    sent.append(batches.send(4))
+    assert await asyncio.gather(*sent) == well(3, 4)
+    assert disk_of(gateway).syncs - before == 1
+
+
+async def test_a_wave_that_was_full_is_followed_at_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = await Batches.of(gateway, transactional=False)
+    monkeypatch.setattr(sequences_module, "WAVE_BATCHES", 1)
+    expected: list[int] = []
+    monkeypatch.setattr(WavePace, "ended", lambda _, on_their_way: expected.append(on_their_way))
+    sent = await batches.held(0, 1, 2)
+    gateway.process.device.go()
+    assert await asyncio.gather(*sent) == well(0, 1, 2)
+    assert expected[1:] == [0, 1], "the first wave was all that was there when it left"
 
 
 async def test_a_batch_as_large_as_any_is_a_wave(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,7 +610,7 @@ class Opening:
 
 
 def arrived(number: int) -> Arrived:
-    return Arrived(Entry(b"", PayloadKind.KAFKA, 1, producer="kafka/9", sequence=number), None, None)
+    return Arrived(Entry(b"", PayloadKind.KAFKA, 1, producer="kafka/9", sequence=number), None)
 
 
 async def test_nothing_passes_over_what_is_on_its_way_in_a_former_opening() -> None:

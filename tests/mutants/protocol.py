@@ -22,8 +22,8 @@ PROTOCOL = (
         "out-of-order-behind-a-lost-transaction",
         "5.22: a producer is told that its transaction was ended without it",
         "metatxn_gateways/kafka/produce.py",
-        "await self._producers.open_transaction(arrived.producer, refused=arrived.txn_id)\n",
-        "arrived.txn_id\n",
+        "await self._producers.open_transaction(arrived.producer, refused=arrived.entry.txn_id)\n",
+        "arrived.entry.txn_id\n",
         workload="transforming",
     ),
     Mutant(

@@ -38,6 +38,22 @@ GATEWAYS = (
         tests=(f"{_CALLS}::test_others_go_on_while_somebody_asks_for_very_many_topics",),
     ),
     Mutant(
+        "write-of-any-size",
+        "11: what a client does not take is bounded",
+        "metatxn_gateways/listener.py",
+        " and _size(answers) < WRITE_BYTES",
+        "",
+        tests=("tests/gateways/test_listener.py::test_a_write_is_bounded",),
+    ),
+    Mutant(
+        "malformed-request-is-passed-over",
+        "a connection that sends something malformed is closed, after the answers before it",
+        "metatxn_gateways/listener.py",
+        " and answering.exception() is None",
+        "",
+        tests=("tests/gateways/test_listener.py::test_what_was_answered_before_a_malformed_request_is_written",),
+    ),
+    Mutant(
         "memory-for-what-is-announced",
         "a connection takes memory for what it has sent, not for what it announces",
         "metatxn_gateways/listener.py",

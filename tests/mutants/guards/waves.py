@@ -7,12 +7,57 @@ from tests.mutants.mutant import Mutant
 _SEQUENCES = "metatxn_gateways/kafka/sequences.py"
 _PRODUCE = "metatxn_gateways/kafka/produce.py"
 _SENDING = "metatxn_gateways/kafka/waves.py"
+_PACE = "metatxn_gateways/kafka/wave_pace.py"
 _TESTS = "tests/gateways/test_kafka_waves.py"
+_PACE_TESTS = "tests/gateways/test_kafka_wave_pace.py"
 _FOLLOWS = f"{_TESTS}::test_nothing_follows_a_batch_that_failed_before_that_is_sent_again"
 _FIRST = f"{_TESTS}::test_a_first_batch_that_came_while_the_segment_was_opened_is_not_passed_over"
 _CLOSED = f"{_TESTS}::test_what_a_closed_connection_has_sent_is_followed_by_the_next"
 
 WAVES = (
+    Mutant(
+        "wave-leaves-with-what-is-there",
+        "5.22: a wave waits for what its client sends next",
+        _PACE,
+        "        if waiting < wanted and loop.time() < self._latest_s:\n",
+        "        if False:\n",
+        tests=(
+            f"{_PACE_TESTS}::test_a_client_with_five_requests_on_their_way_sends_waves_of_five",
+            f"{_TESTS}::test_a_wave_waits_for_what_its_client_sends_next",
+        ),
+    ),
+    Mutant(
+        "wave-waits-to-the-end-of-its-pause",
+        "5.22: a wave leaves when enough is there",
+        _PACE,
+        "waiting >= self._enough[0]",
+        "waiting > self._enough[0]",
+        tests=(f"{_PACE_TESTS}::test_a_wave_waits_until_the_last_batch_is_there_and_no_longer",),
+    ),
+    Mutant(
+        "wave-does-not-hear-of-what-comes",
+        "5.22: a wave leaves when enough is there",
+        _SENDING,
+        "        sequences.pace.arrived(sequences.accepted)\n",
+        "",
+        tests=(f"{_TESTS}::test_a_wave_waits_for_what_its_client_sends_next",),
+    ),
+    Mutant(
+        "wave-waits-for-what-came-once",
+        "5.22: what was on its way at the end of one wave only is not waited for",
+        _PACE,
+        "wanted = min(self._on_their_way, self._on_their_way_before)\n",
+        "wanted = self._on_their_way\n",
+        tests=(f"{_PACE_TESTS}::test_two_batches_of_a_short_transaction_do_not_wait_for_a_third",),
+    ),
+    Mutant(
+        "wave-waits-although-the-last-one-was-full",
+        "5.22: after a wave that was full nothing is waited for",
+        _SENDING,
+        "sequences.pace.ended(sequences.accepted if len(wave) == waiting else 0)\n",
+        "sequences.pace.ended(sequences.accepted)\n",
+        tests=(f"{_TESTS}::test_a_wave_that_was_full_is_followed_at_once",),
+    ),
     Mutant(
         "each-batch-is-a-wave",
         "5.22: what arrives while a wave is on its way shares an answer of the store and a sync",

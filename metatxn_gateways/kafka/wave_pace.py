@@ -1,0 +1,59 @@
+"""When the next wave of a producer's batches begins (DESIGN §5.22, rule 6).
+
+A client with several requests on their way sends as many new ones when those of a wave are answered. If the first of
+them left alone, the others would follow in a second wave, and so on: with five requests, waves of one and of four
+batches in turn. Each wave has an answer of the store and a sync, so half of these would be for one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+LONGEST_PAUSE = 0.5
+"""The longest time from the end of a wave to the beginning of the next one, as a share of the time the wave took."""
+
+
+class WavePace:
+    """The pace of one producer in one partition. A wave waits for as many batches as were on their way at the end of
+    each of the last two waves. So a client that has one request on its way is never kept waiting, and one that stops
+    sending is waited for once."""
+
+    def __init__(self) -> None:
+        self._on_their_way = 0
+        self._on_their_way_before = 0
+        self._began_s = 0.0
+        self._latest_s = 0.0
+        """The time of the loop after which nothing is waited for."""
+        self._enough: tuple[int, asyncio.Future[None]] | None = None
+
+    async def until_enough(self, waiting: int) -> None:
+        """Wait for more batches than these, if they are expected, and begin a wave."""
+        loop = asyncio.get_running_loop()
+        wanted = min(self._on_their_way, self._on_their_way_before)
+        if waiting < wanted and loop.time() < self._latest_s:
+            enough = loop.create_future()
+            self._enough = wanted, enough
+            timer = loop.call_at(self._latest_s, _set, enough)
+            try:
+                await enough
+            finally:
+                timer.cancel()
+                self._enough = None
+        self._began_s = loop.time()
+
+    def arrived(self, waiting: int) -> None:
+        """So many batches are waiting now."""
+        if self._enough is not None and waiting >= self._enough[0]:
+            _set(self._enough[1])
+
+    def ended(self, on_their_way: int) -> None:
+        """The wave has ended. So many batches are on their way, with those of the wave; or 0 if the wave was full, so
+        that the next one has enough."""
+        now_s = asyncio.get_running_loop().time()
+        self._on_their_way_before, self._on_their_way = self._on_their_way, on_their_way
+        self._latest_s = now_s + LONGEST_PAUSE * (now_s - self._began_s)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
