@@ -47,6 +47,16 @@ class Disk:
         """Read up to `size` bytes. Fewer do not mean the end of the file; none do."""
         return os.pread(fd, size, offset)
 
+    def read_at_once(self, fd: int, size: int, offset: int) -> memoryview | None:
+        """Read these bytes if they are in the page cache, so that nothing waits for a device. None if they are not, or
+        if the file system cannot say so; then `read` tells what is wrong, if anything is."""
+        content = bytearray(size)
+        try:
+            found = os.preadv(fd, [content], offset, os.RWF_NOWAIT)
+        except OSError:
+            return None
+        return memoryview(content).toreadonly() if found == size else None
+
     def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
         """Write some of `buffers` at `offset`. Returns the number of bytes written, which may be fewer than all."""
         return os.pwritev(fd, _beginning(buffers[:_MAX_BUFFERS], WRITE_BYTES), offset)

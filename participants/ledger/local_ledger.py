@@ -12,9 +12,13 @@ from participants.ledger.append_queue import GroupOutcome, LedgerMetrics, Pendin
 from participants.ledger.form import Form, first_kept, last_kept
 from participants.ledger.group_commit import write_group
 from participants.ledger.local_files import LedgerFiles, form_path
-from participants.ledger.reading import end_of_read
+from participants.ledger.reading import checked_frames, end_of_read
 from participants.ledger.storage import LedgerCorrupt, ReadableLedger, SealedLedger
 from participants.ledger.workers import Workers
+
+AT_ONCE_BYTES = 64 << 10
+"""The largest read that need not go through a thread, if the bytes are in memory. It takes as long as handing it to a
+thread."""
 
 
 class _LocalLedger(ReadableLedger):
@@ -58,7 +62,13 @@ class _LocalLedger(ReadableLedger):
         wanted = index[first_entry : end + 1]
         if wanted[0] == wanted[-1]:
             return []  # all of them were left out
+        if (content := self._read_at_once(wanted[0], wanted[-1])) is not None:
+            return checked_frames(content, self.id, first_entry, wanted)
         return await self._workers.run(self._files.read, self._path, self.id, first_entry, wanted)
+
+    def _read_at_once(self, begin: int, end: int) -> memoryview | None:
+        """The bytes, if they can be had without waiting for a device."""
+        return None
 
     async def raw_bytes(self, first_entry: int, last_entry: int) -> memoryview:
         begin, end = self._index[first_entry], self._index[last_entry + 1]
@@ -124,6 +134,12 @@ class LocalOpenLedger(_LocalLedger, QueuedLedger):
     @property
     def _index(self) -> array[int]:
         return self.offsets
+
+    def _read_at_once(self, begin: int, end: int) -> memoryview | None:
+        """What was appended last is in the page cache. Its readers wait for it, so they get it without a thread."""
+        if self._fd < 0 or end - begin > AT_ONCE_BYTES:
+            return None
+        return self._files.disk.read_at_once(self._fd, end - begin, begin)
 
     def write(self, group: list[Pending], durable: int) -> asyncio.Future[GroupOutcome]:
         frames = [(pending.draft, pending.payload) for pending in group]

@@ -101,6 +101,32 @@ LEDGERS = (
         ),
     ),
     Mutant(
+        "large-read-holds-the-loop",
+        "a large read of an open ledger keeps nobody waiting",
+        "participants/ledger/local_ledger.py",
+        " or end - begin > AT_ONCE_BYTES",
+        "",
+        tests=("tests/participants/ledger/test_read_at_once.py::test_a_large_read_keeps_nobody_waiting",),
+    ),
+    Mutant(
+        "closed-descriptor-is-read-at-once",
+        "a descriptor that was closed is not read: it may be that of another file",
+        "participants/ledger/local_ledger.py",
+        "self._fd < 0 or ",
+        "",
+        tests=(
+            "tests/participants/ledger/test_read_at_once.py::test_a_ledger_whose_file_was_closed_is_read_in_a_thread",
+        ),
+    ),
+    Mutant(
+        "part-of-a-read-counts",
+        "a read from memory answers with all of the bytes or with none",
+        "participants/ledger/disk.py",
+        " if found == size else None",
+        "",
+        tests=("tests/participants/ledger/test_read_at_once.py::test_a_short_read_does_not_count",),
+    ),
+    Mutant(
         "no-space-answered-too-early",
         "no space is answered once what was written of the group is gone",
         "participants/ledger/group_commit.py",
