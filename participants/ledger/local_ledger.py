@@ -143,7 +143,7 @@ class LocalOpenLedger(_LocalLedger, QueuedLedger):
 
     def write(self, group: list[Pending], durable: int) -> asyncio.Future[GroupOutcome]:
         frames = [(pending.draft, pending.payload) for pending in group]
-        return self._writers.begin(
+        return self._writers.begin_with_others(
             write_group, self._files.disk, self._fd, frames, durable, self.offsets[-1], self.metrics.clock
         )
 
