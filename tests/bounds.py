@@ -39,6 +39,8 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.segment.record_times.REMEMBERED_LEDGERS": (1, 2),
     "participants.ledger.append_queue.GROUP_BYTES": (1, 500),
     "participants.ledger.local_files.KEPT_FILES": (1, 2),
+    "participants.ledger.local_ledger.AT_ONCE_BYTES": (0, 500),
+    "participants.ledger.workers.CALLS_AT_ONCE": (1, 2),
     "participants.ledger.object_ledger.ObjectOpenLedger.groups_at_once": (1, 2),
     "participants.ledger.object_ledger._OBJECTS_PER_READ": (1, 2),
     "participants.ledger.object_ledger._CACHED_OBJECT_BYTES": (0, 500),

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from crc32c import crc32c
 
@@ -137,9 +135,12 @@ class Produce:
         report it.
 
         Nothing is awaited before the tasks of the batches are made, so these take their turns in the order of arrival.
+        A single batch has a task as well: it would begin before those of an earlier request.
         """
         asked = cut_produce(cutter)
-        results = await _all([self._result(part, asked.transactional_id, turns, caller) for part in asked.parts])
+        results = await asyncio.gather(
+            *(self._result(part, asked.transactional_id, turns, caller) for part in asked.parts)
+        )
         if asked.acks == 0:
             if any(result.code for result in results):
                 raise MalformedRequest("a batch was refused, and its producer does not wait for an answer")
@@ -257,11 +258,6 @@ class Produce:
         if transactional_id is None:
             raise KafkaError(KafkaCode.INVALID_TXN_STATE)
         return await self._producers.transactional(transactional_id, batch.producer_id, batch.producer_epoch, caller)
-
-
-async def _all(results: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """One needs no task of its own."""
-    return [await results[0]] if len(results) == 1 else await asyncio.gather(*results)
 
 
 async def _published(segment: Segment, entry: Entry) -> Position:

@@ -262,7 +262,7 @@ class KafkaListener:
         """A request waits until the quota of its principal lets it pass. Those after it on its connection wait with
         it, so that they stay in order."""
         quotas = self._service.quotas
-        if api_key in _FREE or not (quotas.active or connection.waiting.locked()):
+        if api_key in _FREE:
             return None
         async with connection.waiting:
             if not quotas.active:

@@ -11,12 +11,15 @@ import asyncio
 
 LONGEST_PAUSE = 0.5
 """The longest time from the end of a wave to the beginning of the next one, as a share of the time the wave took."""
+LONGEST_PAUSE_S = 0.02
+"""The same in seconds: a wave may take long because the store or the device did."""
 
 
 class WavePace:
     """The pace of one producer in one partition. A wave waits for as many batches as were on their way at the end of
-    each of the last two waves. So a client that has one request on its way is never kept waiting, and one that stops
-    sending is waited for once."""
+    each of the last two waves, unless one of them has failed. So a client that has one request on its way is never kept
+    waiting, and one that stops sending is waited for once. One that sends in its own time, and not when it is answered,
+    may be waited for again and again."""
 
     def __init__(self) -> None:
         self._on_their_way = 0
@@ -41,17 +44,17 @@ class WavePace:
                 self._enough = None
         self._began_s = loop.time()
 
-    def arrived(self, waiting: int) -> None:
-        """So many batches are waiting now."""
-        if self._enough is not None and waiting >= self._enough[0]:
+    def changed(self, waiting: int) -> None:
+        """So many batches are waiting now. If they are enough, or all of them were withdrawn, the pause is over."""
+        if self._enough is not None and (waiting >= self._enough[0] or not waiting):
             _set(self._enough[1])
 
     def ended(self, on_their_way: int) -> None:
-        """The wave has ended. So many batches are on their way, with those of the wave; or 0 if the wave was full, so
-        that the next one has enough."""
+        """The wave has ended. So many batches are on their way, with those of the wave; or 0 if nothing is to be waited
+        for: the wave was full, so that the next one has enough, or it has failed, so that its client begins anew."""
         now_s = asyncio.get_running_loop().time()
         self._on_their_way_before, self._on_their_way = self._on_their_way, on_their_way
-        self._latest_s = now_s + LONGEST_PAUSE * (now_s - self._began_s)
+        self._latest_s = now_s + min(LONGEST_PAUSE * (now_s - self._began_s), LONGEST_PAUSE_S)
 
 
 def _set(future: asyncio.Future[None]) -> None:

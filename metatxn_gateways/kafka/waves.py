@@ -19,7 +19,7 @@ from metatxn.wire.position import Position
 from metatxn_gateways.kafka.codes import REFUSALS, TRANSACTION_ENDED, KafkaCode, KafkaError
 from metatxn_gateways.kafka.producers import REMEMBERED_PRODUCERS, Producers, TransactionalProducer
 from metatxn_gateways.kafka.recently_used import RecentlyUsed
-from metatxn_gateways.kafka.sequences import Arrived, Sequences
+from metatxn_gateways.kafka.sequences import WAVE_BATCHES, Arrived, Sequences
 from metatxn_gateways.kafka.turns import Turns
 from participants.segment.publishing import Published
 from participants.segment.segment import Segment
@@ -38,7 +38,7 @@ class Waves:
     def begin(self, segment: Segment, sequences: Sequences, arrived: Arrived, connection: Turns) -> None:
         """Accept a batch for the next wave. Raises as `Sequences.arrive`."""
         sequences.arrive(segment, arrived, connection)
-        sequences.pace.arrived(sequences.accepted)
+        sequences.pace.changed(sequences.accepted)
         if not sequences.is_idle and not sequences.is_sending:
             sequences.is_sending = True
             segment.spawn(self._send(segment, sequences)).add_done_callback(partial(_ended, sequences))
@@ -50,6 +50,7 @@ class Waves:
             return await arrived.place
         except asyncio.CancelledError:
             sequences.withdraw(arrived)
+            sequences.pace.changed(sequences.accepted)
             raise
 
     async def _send(self, segment: Segment, sequences: Sequences) -> None:
@@ -59,7 +60,8 @@ class Waves:
             waiting, wave = sequences.accepted, sequences.next_wave()
             if wave:
                 published = await self._published(segment, wave)
-                sequences.pace.ended(sequences.accepted if len(wave) == waiting else 0)
+                expected = published.failure is None and len(wave) == waiting
+                sequences.pace.ended(min(sequences.accepted, WAVE_BATCHES) if expected else 0)
                 sequences.ended(wave, published)
         sequences.is_sending = False
 

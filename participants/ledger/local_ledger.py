@@ -63,6 +63,7 @@ class _LocalLedger(ReadableLedger):
         if wanted[0] == wanted[-1]:
             return []  # all of them were left out
         if (content := self._read_at_once(wanted[0], wanted[-1])) is not None:
+            await asyncio.sleep(0)  # who reads many ledgers, one after the other, lets others have their turn
             return checked_frames(content, self.id, first_entry, wanted)
         return await self._workers.run(self._files.read, self._path, self.id, first_entry, wanted)
 

@@ -80,8 +80,12 @@ class Workers:
         size = min(CALLS_AT_ONCE, -(-len(due) // self._threads))
         for start in range(0, len(due), size):
             part = due[start : start + size]
-            called = asyncio.get_running_loop().run_in_executor(self._executor, _call_all, part)
-            called.add_done_callback(partial(_tell, part))
+            try:
+                called = asyncio.get_running_loop().run_in_executor(self._executor, _call_all, part)
+            except RuntimeError as error:  # the system gives no thread
+                _fail(part, error)
+            else:
+                called.add_done_callback(partial(_tell, part))
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
         self._running.discard(future)
@@ -102,10 +106,17 @@ def _called(due: _Due) -> tuple[Any, Exception | None]:
 
 
 def _tell(part: Sequence[_Due], called: asyncio.Future[list[tuple[Any, Exception | None]]]) -> None:
+    if (failure := called.exception()) is not None:
+        _fail(part, failure)
+        return
     for due, (result, error) in zip(part, called.result(), strict=True):
-        if due.future.done():  # cancelled
-            continue
-        if error is None:
+        if error is not None:
+            _fail([due], error)
+        elif not due.future.done():  # it was not cancelled
             due.future.set_result(result)
-        else:
+
+
+def _fail(part: Sequence[_Due], error: BaseException) -> None:
+    for due in part:
+        if not due.future.done():
             due.future.set_exception(error)

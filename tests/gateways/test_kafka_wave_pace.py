@@ -13,24 +13,26 @@ from random import Random
 
 import pytest
 
-from metatxn_gateways.kafka.wave_pace import LONGEST_PAUSE, WavePace
+from metatxn_gateways.kafka.wave_pace import LONGEST_PAUSE, LONGEST_PAUSE_S, WavePace
 from tests.simulation.loop import SimulationLoop
 
-WAVE_S = 1.0
+WAVE_S = 0.02
+APART_S = 0.001
 
 
 class Sender:
-    """Sends waves of what waits, each of which takes a second."""
+    """Sends waves of what waits, each of which takes `WAVE_S`, unless a test says otherwise."""
 
     def __init__(self) -> None:
         self.pace = WavePace()
+        self.wave_s = WAVE_S
         self.waiting = 0
         self.waves: list[tuple[float, int]] = []
         """When each wave began, and its batches."""
 
     def arrive(self) -> None:
         self.waiting += 1
-        self.pace.arrived(self.waiting)
+        self.pace.changed(self.waiting)
 
     async def wave(self, most: int = 16) -> int:
         """One wave. Returns the number of its batches."""
@@ -39,7 +41,7 @@ class Sender:
         is_full = wave < self.waiting
         self.waves.append((asyncio.get_running_loop().time(), wave))
         self.waiting -= wave
-        await asyncio.sleep(WAVE_S)
+        await asyncio.sleep(self.wave_s)
         self.pace.ended(0 if is_full else self.waiting + wave)
         return wave
 
@@ -70,12 +72,12 @@ def waves_of(program: Program) -> list[tuple[float, int]]:
 async def pipelined(sender: Sender) -> None:
     """Five requests are on their way. The first leaves alone, because the others come a moment later."""
     sender.arrive()
-    sender.later(4, 0.01)
+    sender.later(4, APART_S)
     for _ in range(5):
         wave = await sender.wave()
-        sender.later(wave, 0.01)
+        sender.later(wave, APART_S)
         if not sender.waiting:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(APART_S)
 
 
 def test_a_client_with_five_requests_on_their_way_sends_waves_of_five() -> None:
@@ -84,7 +86,7 @@ def test_a_client_with_five_requests_on_their_way_sends_waves_of_five() -> None:
 
 def test_a_wave_waits_until_the_last_batch_is_there_and_no_longer() -> None:
     began = [time for time, _ in waves_of(pipelined)]
-    assert began[3] - began[2] == pytest.approx(WAVE_S + 0.05), "five batches, a hundredth apart"
+    assert began[3] - began[2] == pytest.approx(WAVE_S + 5 * APART_S)
 
 
 def test_a_batch_of_a_client_with_one_request_on_its_way_leaves_at_once() -> None:
@@ -136,12 +138,52 @@ def test_a_full_wave_is_followed_at_once() -> None:
     assert [time for time, _ in waves_of(large)] == pytest.approx([WAVE_S * number for number in range(4)])
 
 
+def test_a_wave_that_was_held_up_is_followed_soon() -> None:
+    """The store, or the device, may have taken long."""
+
+    async def slow(sender: Sender) -> None:
+        for sender.wave_s, waiting in ((WAVE_S, 5), (30.0, 5), (WAVE_S, 1)):
+            while sender.waiting < waiting:
+                sender.arrive()
+            await sender.wave()
+
+    (_, (began, _), (next_began, _)) = waves_of(slow)
+    assert next_began - began == pytest.approx(30 + LONGEST_PAUSE_S)
+
+
+def test_a_pause_does_not_lengthen_the_next_one() -> None:
+    async def slower_and_slower(sender: Sender) -> None:
+        for waiting in (5, 5, 4, 3):
+            while sender.waiting < waiting:
+                sender.arrive()
+            await sender.wave()
+            sender.pace.ended(5)  # as if those that did not come were on their way
+
+    waves = waves_of(slower_and_slower)
+    assert [later - earlier for (earlier, _), (later, _) in itertools.pairwise(waves)] == pytest.approx(
+        [WAVE_S, WAVE_S * (1 + LONGEST_PAUSE), WAVE_S * (1 + LONGEST_PAUSE)]
+    )
+
+
+def test_nothing_is_waited_for_when_everything_was_withdrawn() -> None:
+    async def withdrawn(sender: Sender) -> None:
+        for _ in range(2):
+            for _ in range(5):
+                sender.arrive()
+            await sender.wave()
+        sender.arrive()
+        asyncio.get_running_loop().call_soon(sender.pace.changed, 0)
+        await sender.wave()
+
+    assert waves_of(withdrawn)[-1] == (2 * WAVE_S, 1)
+
+
 def test_two_batches_of_a_short_transaction_do_not_wait_for_a_third() -> None:
     """One wave with company is no pattern yet."""
 
     async def short(sender: Sender) -> None:
         sender.arrive()
-        sender.later(1, 0.01)
+        sender.later(1, APART_S)
         await sender.wave()
         await sender.wave()
 

@@ -166,6 +166,7 @@ async def test_a_wave_is_bounded(gateway: Gateway, name: str, most: int, monkeyp
 async def test_a_wave_waits_for_what_its_client_sends_next(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = await Batches.of(gateway, transactional=False)
     monkeypatch.setattr(wave_pace, "LONGEST_PAUSE", 1e9)
+    monkeypatch.setattr(wave_pace, "LONGEST_PAUSE_S", 1e9)
     sent = await batches.held(0, 1, 2)  # two are on their way at the end of both waves
     gateway.process.device.go()
     assert await asyncio.gather(*sent) == well(0, 1, 2)
@@ -177,6 +178,57 @@ async def test_a_wave_waits_for_what_its_client_sends_next(gateway: Gateway, mon
     sent.append(batches.send(4))
     assert await asyncio.gather(*sent) == well(3, 4)
     assert disk_of(gateway).syncs - before == 1
+    before = disk_of(gateway).syncs
+    sent = [batches.send(5)]
+    await batches.here(1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    sent.append(batches.send(6))
+    assert await asyncio.gather(*sent) == well(5, 6)
+    assert disk_of(gateway).syncs - before == 1, "the wave that waited was not a full one"
+
+
+async def test_a_wave_that_failed_is_followed_at_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client sends again what it has, and perhaps one batch at first."""
+    batches = await Batches.of(gateway, transactional=False)
+    expected: list[int] = []
+    monkeypatch.setattr(WavePace, "ended", lambda _, on_their_way: expected.append(on_their_way))
+    sent = await batches.held(0, 1, 2)
+    disk_of(gateway).write_error = no_space()
+    gateway.process.device.go()
+    answers = await asyncio.gather(*sent)
+    assert answers[0] == (WELL, 0) and WELL not in codes(answers[1:])
+    assert expected == [3, 0]
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_batches_of_one_connection_keep_their_order_whatever_else_their_requests_hold(
+    gateway: Gateway, idempotent: bool
+) -> None:
+    """Requests that are received in one step of the loop, as uvloop does it: one for two partitions, and one behind
+    it."""
+    await gateway.create("t", 2)
+    asking = on_one_connection(gateway)
+    producer, sequences = (9, (0, 1)) if idempotent else (-1, (-1, -1))
+    parts = tuple(
+        made(
+            0,
+            8,
+            "PartitionProduceData",
+            index=number,
+            records=batch(b"first", producer=producer, sequence=sequences[0]),
+        )
+        for number in range(2)
+    )
+    data = made(0, 8, "TopicProduceData", name="t", partition_data=parts)
+    fields = {"transactional_id": None, "acks": -1, "timeout": timedelta(seconds=1), "topic_data": (data,)}
+    for number in range(2):
+        assert await asking.produce("t", number, b"opened") == (WELL, 0)
+    both = asyncio.ensure_future(asking.ask(0, 8, made(0, 8, "ProduceRequest", **fields)))
+    behind = asking.produce("t", 0, b"second", producer=producer, sequence=sequences[1])
+    assert await asyncio.ensure_future(behind) == (WELL, 2)
+    assert worst(await both) == WELL
+    assert await asking.read("t", 0, 3) == [b"opened", b"first", b"second"]
 
 
 async def test_a_wave_that_was_full_is_followed_at_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

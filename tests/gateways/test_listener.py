@@ -12,7 +12,7 @@ import struct
 import pytest
 
 from metatxn_gateways import listener
-from metatxn_gateways.listener import FrameConnection, MalformedRequest, Reply
+from metatxn_gateways.listener import MAX_IN_PROGRESS, FrameConnection, MalformedRequest, Reply
 
 
 class Noting(asyncio.Transport):
@@ -22,6 +22,7 @@ class Noting(asyncio.Transport):
         super().__init__()
         self.writes: list[bytes] = []
         self.aborted = False
+        self.reads_more = True
 
     def writelines(self, list_of_data: object) -> None:
         self.writes.append(b"".join(list_of_data))  # type: ignore[arg-type]
@@ -32,8 +33,11 @@ class Noting(asyncio.Transport):
     def abort(self) -> None:
         self.aborted = True
 
+    def pause_reading(self) -> None:
+        self.reads_more = False
+
     def resume_reading(self) -> None:
-        pass
+        self.reads_more = True
 
 
 class Asked:
@@ -95,3 +99,25 @@ async def test_what_was_answered_before_a_malformed_request_is_written() -> None
     asked.answers[0].set_result([b"zero"])
     assert await asked.written() == [framed(b"zero")]
     assert asked.transport.aborted
+
+
+async def test_a_request_that_was_cancelled_does_not_hold_up_the_answer_before_it() -> None:
+    asked = Asked(2)
+    asked.answers[1].cancel()
+    asked.answers[0].set_result([b"zero"])
+    assert await asked.written() == [framed(b"zero")]
+
+
+async def test_more_is_read_once_there_is_room() -> None:
+    asked = Asked(MAX_IN_PROGRESS)
+    assert not asked.transport.reads_more
+    asked.answers[0].set_result([b"zero"])
+    await asked.written()
+    assert asked.transport.reads_more
+
+
+async def test_nothing_is_written_while_the_client_takes_nothing() -> None:
+    asked = Asked(1)
+    asked.connection.pause_writing()
+    asked.answers[0].set_result([b"zero"])
+    assert await asked.written() == []

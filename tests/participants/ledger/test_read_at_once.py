@@ -96,5 +96,12 @@ def test_the_disk_answers_with_all_or_nothing(tmp_path: Path) -> None:
 
 
 def test_a_short_read_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset, flags: len(buffers[0]) - 1)
+    flags_given: list[int] = []
+
+    def short(fd: int, buffers: list[bytearray], offset: int, flags: int) -> int:
+        flags_given.append(flags)
+        return len(buffers[0]) - 1
+
+    monkeypatch.setattr(os, "preadv", short)
     assert Disk().read_at_once(0, 4, 0) is None
+    assert flags_given == [os.RWF_NOWAIT], "otherwise the loop would wait for the device"

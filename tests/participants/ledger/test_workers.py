@@ -82,3 +82,38 @@ async def test_close_waits_for_what_has_not_been_handed_over(workers: Workers) -
     assert called == [1] and begun.done()
     with pytest.raises(LedgerStopped):
         workers.begin_with_others(called.append, 2)
+
+
+async def test_a_call_that_nobody_waits_for_holds_up_no_other(workers: Workers) -> None:
+    begun = [workers.begin_with_others(lambda number: number, number) for number in range(10)]
+    begun[0].cancel()
+    assert await asyncio.gather(*begun[1:]) == list(range(1, 10))
+    await workers.close()
+
+
+async def test_calls_that_get_no_thread_fail(
+    workers: Workers, executor: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(executor, "submit", refuse)
+    begun = [workers.begin_with_others(print) for _ in range(10)]
+    outcomes = await asyncio.gather(*begun, return_exceptions=True)
+    assert {str(each) for each in outcomes} == {"can't start new thread"}
+    await workers.close()
+
+
+async def test_whatever_ends_a_thread_is_told(
+    workers: Workers, executor: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> Future[Any]:
+        ended: Future[Any] = Future()
+        ended.set_exception(KeyboardInterrupt("in a thread"))
+        return ended
+
+    monkeypatch.setattr(executor, "submit", die)
+    begun = [workers.begin_with_others(print) for _ in range(10)]
+    await asyncio.wait(begun)
+    assert {str(each.exception()) for each in begun} == {"in a thread"}
+    await workers.close()
