@@ -145,6 +145,7 @@ class LocalDevice(Device):
         return {int(path.stem) for path in self.directory.glob("ledgers/*/*.sealed")}
 
     def lose(self, ledger: int) -> None:
+        self.disk.remembers = False
         for path in self.directory.glob("ledgers/*/*"):
             number = path.name.partition(".")[0]
             if number.isdecimal() and int(number) == ledger:

@@ -147,6 +147,7 @@ async def test_other_work_has_its_turn_all_the_time(
         monkeypatch.setattr(*bound, 2)
     turn = 0
     done: dict[str, Counter[int]] = {}
+    ours: asyncio.Task[None] | None = None
 
     async def count() -> None:
         nonlocal turn
@@ -158,7 +159,8 @@ async def test_other_work_has_its_turn_all_the_time(
         whole: Callable[..., Any] = getattr(kind, name)
 
         def counting(*arguments: Any) -> Any:
-            done.setdefault(name, Counter()).update([turn])
+            if asyncio.current_task() is ours:  # the broker has passes of its own
+                done.setdefault(name, Counter()).update([turn])
             return whole(*arguments)
 
         monkeypatch.setattr(kind, name, counting)
@@ -166,8 +168,8 @@ async def test_other_work_has_its_turn_all_the_time(
     counted(Segment, "adopt")
     counted(Segment, "tend")
     counted(type(process.broker), "topic_seen")
-    counting = asyncio.create_task(count())
-    await process.broker.reconcile()
+    counting, ours = asyncio.create_task(count()), asyncio.create_task(process.broker.reconcile())
+    await ours
     counting.cancel()
     assert {name: turns.total() for name, turns in done.items()} == {"adopt": 32, "tend": 32, "topic_seen": 4}
     assert all(max(turns.values()) <= 2 for turns in done.values()), done

@@ -34,6 +34,7 @@ class FaultyDisk(Disk):
         self.sync_error: OSError | None = None
         self.truncate_error: OSError | None = None
         self.open_error: OSError | None = None  # of a file that is to be created
+        self.remembers = True  # what was read or written, if the file system does
         self.measured: Space | None = None  # instead of the real one
         self.space_error: OSError | None = None
         self.may_sync = threading.Event()
@@ -52,6 +53,9 @@ class FaultyDisk(Disk):
         if flags & os.O_EXCL and self.open_error is not None:
             raise self.open_error
         return super().open(path, flags)
+
+    def read_at_once(self, fd: int, size: int, offset: int) -> memoryview | None:
+        return super().read_at_once(fd, size, offset) if self.remembers else None
 
     def write(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
         if self.write_error is not None:

@@ -23,7 +23,6 @@ class Remembering(FaultyDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.remembers = True
         self.damage = b""
         self.reads = 0
 
