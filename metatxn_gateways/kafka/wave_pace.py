@@ -3,6 +3,9 @@
 A client with several requests on their way sends as many new ones when those of a wave are answered. If the first of
 them left alone, the others would follow in a second wave, and so on: with five requests, waves of one and of four
 batches in turn. Each wave has an answer of the store and a sync, so half of these would be for one batch.
+
+The clock is that of the event loop. uvloop's has steps of a millisecond, so there is hardly a pause after a wave that
+took less.
 """
 
 from __future__ import annotations
