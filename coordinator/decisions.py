@@ -9,18 +9,19 @@ transaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from coordinator.answers import Members, describe, members_alike, unknown_transaction
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.presumed import PresumedKeys
 from coordinator.settling import Overtaken, Settling
 from metastore.api import MetadataStore
 from metastore.clock import Clock
 from metastore.errors import MetastoreError
-from metastore.txn.key_records import read_key
-from metastore.txn.records.transactions import Header
+from metastore.txn.key_records import KeyRecord, read_key
+from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, finalize, read_transaction
 from metastore.types import Applied, Batch
@@ -45,6 +46,7 @@ class Decisions:
     clock: Clock
     settling: Settling
     metrics: CoordinatorMetrics
+    presumed: PresumedKeys = field(default_factory=PresumedKeys)
 
     async def read(self, txn_id: TxnId) -> TransactionRecords:
         """Read a transaction. Raises TXN_NOT_FOUND."""
@@ -53,12 +55,16 @@ class Decisions:
             raise unknown_transaction(txn_id)
         return records
 
-    async def decide(self, records: TransactionRecords, final: Header, *, as_holder: bool = False) -> TransactionHeader:
-        """Decide a transaction. Raises `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's
-        errors."""
+    async def decide(
+        self, records: TransactionRecords, final: Header, *, as_holder: bool = False, key: KeyRecord | None = None
+    ) -> TransactionHeader:
+        """Decide a transaction. `key` is its key as it was read with the records or later, to save a read. Raises
+        `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's errors."""
         batch = finalize(self.store.batch(), [records], final)
-        await self._let_go_of_key(batch, records, final, as_holder=as_holder)
+        written = await self._let_go_of_key(batch, records, final, key, as_holder=as_holder)
         applied = await self.apply(batch, ([records], final))
+        if written is not None and as_holder:
+            self.presumed.written(*written, applied.revision)
         return describe(records.txn_id, final, applied.revision)
 
     async def decide_together(self, decided: Sequence[DecidedTransactions]) -> list[Members]:
@@ -112,9 +118,16 @@ class Decisions:
         return record is not None and record.value == final.encode()
 
     async def _let_go_of_key(
-        self, batch: Batch, records: TransactionRecords, final: Header, *, as_holder: bool
-    ) -> None:
-        """Clear the key's `txn_id`; a commit also checks its epoch and moves `last_version` (DESIGN §5.15).
+        self,
+        batch: Batch,
+        records: TransactionRecords,
+        final: Header,
+        key: KeyRecord | None,
+        *,
+        as_holder: bool,
+    ) -> tuple[KeyRecord, TransactionKey] | None:
+        """Clear the key's `txn_id`; a commit also checks its epoch and moves `last_version` (DESIGN §5.15). Returns the
+        key, and what is written into its record.
 
         An *unprepared* transaction commits only under the key's current epoch. A prepared one has outlived its epoch
         when a newer connection took over: that connection is told about it and must be able to commit it, and the key
@@ -122,13 +135,13 @@ class Decisions:
         """
         header = records.header
         if header.key is None:
-            return
-        key = await read_key(self.store, header.owner, header.key)
+            return None
+        key = key or await read_key(self.store, header.owner, header.key)
         held = key.value
         if held is None or held.txn_id != str(records.txn_id):
             if final.state is TxnState.COMMITTED:
                 raise KeyMovedOn
-            return
+            return None
         if final.state is TxnState.COMMITTED and held.epoch != header.epoch and not records.prepared_record:
             raise KeyMovedOn
         update: dict[str, object] = {"txn_id": None, "updated_ms": final.finalized_ms}
@@ -136,7 +149,9 @@ class Decisions:
             update["last_version"] = header.version
         if as_holder:
             update["ended_by_holder"] = True
-        key.write(batch, held.model_copy(update=update))
+        value = held.model_copy(update=update)
+        key.write(batch, value)
+        return key, value
 
 
 def committed(header: Header, now_ms: int, writers: tuple[str, ...] | None, by: str | None) -> Header:

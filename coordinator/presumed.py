@@ -1,8 +1,9 @@
-"""What a coordinator presumes of the transactions that it began itself (DESIGN §5.17).
+"""What a coordinator presumes of what it has written itself (DESIGN §5.17).
 
 A decision checks every record of its transaction. So it may begin with a presumption instead of a read: that the header
 is still as this coordinator created it, and that no other record exists. If another coordinator has changed anything
-meanwhile, the apply has no effect, and the transaction is read.
+meanwhile, the apply has no effect, and the transaction is read. The same is true of the record of a transaction key,
+which a begin checks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from metastore.txn import paths
-from metastore.txn.records.transactions import SHORT_HEADER_BYTES, Header
+from metastore.txn.key_records import KeyRecord
+from metastore.txn.records.transactions import SHORT_HEADER_BYTES, Header, TransactionKey
 from metastore.txn.store import TransactionRecords
 from metastore.types import Record, Revision
 from metatxn.service.security.principal import Principal
@@ -50,3 +52,22 @@ class Presumed:
         header, value, revision = found
         record = Record(paths.header(txn_id), value, revision, first=True)
         return TransactionRecords(txn_id, revision, record, header, None, None, None)
+
+
+class PresumedKeys:
+    """The records of the transaction keys whose holders ended a transaction here, until something here reads them."""
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[str | None, str], KeyRecord] = {}
+
+    def written(self, key: KeyRecord, value: TransactionKey, revision: Revision) -> None:
+        """The key was read, and then written by the apply of this revision."""
+        assert key.record is not None, "a transaction of the key was ended"
+        record = Record(key.record.key, value.encode(), revision, first=False)
+        self._written[key.owner, key.key] = KeyRecord(key.owner, key.key, record)
+        if len(self._written) > REMEMBERED:
+            del self._written[next(iter(self._written))]
+
+    def take(self, owner: str | None, key: str) -> KeyRecord | None:
+        """The presumed record, once: only an apply may be presumed, and no refusal."""
+        return self._written.pop((owner, key), None)

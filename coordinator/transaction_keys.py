@@ -14,7 +14,7 @@ has forgotten nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -55,12 +55,23 @@ class Begun(NamedTuple):
     created: bool
 
 
+class StoredWithBegin(Protocol):
+    """The intents of segments, which the apply that begins a transaction stores, too (DESIGN §5.1)."""
+
+    def add_to(self, batch: Batch, txn_id: TxnId) -> None:
+        """Add the intents to an apply."""
+
+    def stored(self, txn_id: TxnId) -> None:
+        """The transaction has begun, with the intents. This is not called if that is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Follows:
     """Begin only after this transaction, the last one of the key; None if there was none since the connect. So a late
     copy of a begin never ends or replaces a transaction that came after it (DESIGN §5.22)."""
 
     txn_id: TxnId | None
+    intents: StoredWithBegin | None = None
 
 
 class TransactionKeys:
@@ -157,16 +168,21 @@ class TransactionKeys:
         """
         txn_id: TxnId | None = None
         header: Header | None = None
+        intents = follows and follows.intents
+        presumed = self._presumed(request, key, epoch, follows)
         with Doubt(_action_after_begin(request), transaction_key=key) as doubt:
             patience = self._decisions.settling.patience()
             while await patience.lasts():
                 if doubt.lost and txn_id and header:
                     if landed := await self._begun_as(txn_id, header):
                         self._decisions.metrics.created.inc()
+                        if intents:
+                            intents.stored(txn_id)
                         return Begun(answers.describe_records(landed), created=True)
                     txn_id = None  # it may have begun, ended and been collected meanwhile: an id never begins twice
                 doubt.settle()
-                held = await read_key(self._store, request.owner, key)
+                held = presumed or await read_key(self._store, request.owner, key)
+                presumed = None
                 live = _live_at(held, epoch)
                 if _already_committed(held, request):
                     return Begun(_committed_before(held, request), created=False)
@@ -182,6 +198,10 @@ class TransactionKeys:
                 doubt.about(txn_id=str(txn_id))
                 header = self._new_header(request, epoch)
                 batch = txn_records.begin(self._store.batch(), txn_id, header)
+                guards = len(batch.checks)
+                if intents:
+                    intents.add_to(batch, txn_id)
+                announced = batch.checks[guards:]
                 update: dict[str, object] = {"txn_id": str(txn_id), "updated_ms": header.created_ms}
                 if follows:
                     update |= {"last_txn_id": str(txn_id), "ended_by_holder": None}
@@ -193,11 +213,23 @@ class TransactionKeys:
                     if overtaken.check == Absent(paths.header(txn_id)):
                         self._ids.in_use([txn_id])
                         txn_id = None
+                    if overtaken.check in announced:
+                        intents = None
                     continue
                 self._decisions.metrics.created.inc()
+                if intents:
+                    intents.stored(txn_id)
                 log.debug("transaction begun", txn_id=str(txn_id), transaction_key=key, epoch=epoch)
                 return Begun(answers.describe(txn_id, header, revision), created=True)
             raise patience.over(f"transaction key {key!r}")
+
+    def _presumed(self, request: BeginRequest, key: str, epoch: int, follows: Follows | None) -> KeyRecord | None:
+        """The key as its holder has left it here, if a transaction can begin as long as that is so."""
+        presumed = self._decisions.presumed.take(request.owner, key)
+        live = presumed.live if presumed is not None else None
+        if live is None or follows is None or live.epoch != epoch or live.txn_id is not None:
+            return None
+        return presumed if live.last_txn_id == follows.txn_id and request.version is None else None
 
     async def _begun_as(self, txn_id: TxnId, header: Header) -> TransactionRecords | None:
         """The transaction, if it began with this header; it may have been decided since."""

@@ -36,6 +36,7 @@ from metastore.errors import MetastoreError, OutcomeUnknown
 from metastore.txn import paths
 from metastore.txn import store as txn_records
 from metastore.txn.id_blocks import BLOCK_SIZE, IdBlocks
+from metastore.txn.key_records import KeyRecord
 from metastore.txn.records.transactions import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, read_transaction
@@ -230,12 +231,14 @@ class Transactions:
         *,
         caller: Principal = ANYONE,
         known: TransactionRecords | None = None,
+        key: KeyRecord | None = None,
         lost: Overtaken | OutcomeUnknown | None = None,
     ) -> TransactionHeader:
         """End a transaction: `commit` or `abort`.
 
         `known` is the transaction as it was read after this request arrived, or as it is presumed, to save the first
-        read; `lost` is the result of an attempt to end it together with others, after which it is read.
+        read, and `key` its key as it was read with it; `lost` is the result of an attempt to end it together with
+        others, after which it is read.
         """
         end.refuse(caller)
         presumed = self._presumed.take(end.txn_id, caller)
@@ -263,7 +266,8 @@ class Transactions:
                     raise _key_lost(records)
                 try:
                     final = end.final(records, self.clock(), caller)
-                    return await self._decisions.decide(records, final, as_holder=end.as_holder)
+                    held, key = key, None
+                    return await self._decisions.decide(records, final, as_holder=end.as_holder, key=held)
                 except Overtaken as overtaken:
                     doubt.note(overtaken)
                 except KeyMovedOn:

@@ -105,6 +105,7 @@ class BegunAhead:
             begun = [(keep_until, each.txn) for each in parsed(BatchAnswer, answer).items if each.txn is not None]
             if timeout_ms == self._timeout_ms:
                 self._ready.extend(begun)
+                self._announce(begun)
                 loop.call_at(keep_until, self._drop_old)
             else:
                 self._abort(begun)
@@ -113,6 +114,13 @@ class BegunAhead:
         finally:
             self._request = None
             request.set_result(None)
+
+    def _announce(self, begun: list[tuple[float, TransactionHeader]]) -> None:
+        """Have their intents stored where they are expected to write."""
+        expected_writes = self._connection.expected_writes
+        if begun and expected_writes.expected():
+            txn_ids = [header.txn_id for _, header in begun if header.txn_id is not None]
+            self._connection.spawn(expected_writes.announce(txn_ids))
 
     def _drop_old(self) -> None:
         now, old = asyncio.get_running_loop().time(), []

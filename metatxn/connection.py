@@ -11,6 +11,7 @@ from typing import Any
 
 from metatxn.cluster import AnyOf, Directory
 from metatxn.delivery import OrderedDelivery
+from metatxn.expected_writes import ExpectedWrites
 from metatxn.http import Call, Http, json_body, path_of
 from metatxn.publishing import Publishing
 from metatxn.topics import Layout, LayoutCache, OwnerOf
@@ -58,6 +59,7 @@ class Connection:
         self.brokers = AnyOf(self.directory, "broker")
         self.request_timeout_s = request_timeout_s
         self._publishing = Publishing(self.http, self.topics, self.directory, self.spawn)
+        self.expected_writes = ExpectedWrites(self.http, self.topics)
         self.sending: dict[OrderedDelivery[Any], None] = {}
         self._open: dict[str, None] = {}
         """The transactions that were begun and used here, and that no call has tried to end here."""
@@ -89,6 +91,7 @@ class Connection:
     def ended(self, txn_id: str) -> None:
         """`abort_open` is not to abort this transaction."""
         self._open.pop(txn_id, None)
+        self.expected_writes.ended(txn_id)
 
     async def abort_open(self) -> None:
         """Abort the transactions that are open, as far as that is possible in `CLOSING_S`."""
@@ -133,6 +136,8 @@ class Connection:
             await asyncio.sleep(LAYOUT_PAUSE_S)
 
     async def publish(self, segment: str, entry: Entry) -> str:
+        if entry.txn_id is not None and entry.writer is None:
+            self.expected_writes.writes(entry.txn_id, segment)
         return await self._publishing.publish(segment, entry)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from metastore.api import MetadataStore
 from metastore.txn import paths
+from metastore.txn.key_records import KeyRecord
 from metastore.txn.records.operations import AckOp, OffsetOp, WriteOp
 from metastore.txn.records.transactions import SHORT_HEADER_BYTES, GcHorizon, Header, Lease, Prepared, RememberedWriters
 from metastore.txn.states import TxnState, may_become
@@ -160,6 +161,15 @@ async def read_transactions(store: MetadataStore, txn_ids: Sequence[TxnId]) -> l
     return [_records_of(txn_id, snapshot) for txn_id in txn_ids]
 
 
+async def read_key_and_transaction(
+    store: MetadataStore, owner: str | None, key: str, txn_id: TxnId
+) -> tuple[KeyRecord, TransactionRecords | None]:
+    """A transaction key, and a transaction as `read_transaction` reads it, both at one revision."""
+    of_key = paths.transaction_key(owner, key)
+    snapshot = await store.get_many([of_key, *_record_keys(txn_id)])
+    return KeyRecord(owner, key, snapshot.records[of_key]), _records_of(txn_id, snapshot)
+
+
 async def read_plain(store: MetadataStore, txn_ids: Sequence[TxnId]) -> dict[TxnId, TransactionRecords]:
     """The transactions that exist, *presumed* to have no lease, prepared or writers record: one key each instead of
     four.
@@ -246,6 +256,14 @@ def put_write_op(batch: Batch, txn_id: TxnId, generation: int, counter: int, op:
     The caller adds the third guard, its ownership of the segment.
     """
     batch.check(FirstVersion(paths.header(txn_id)), Absent(paths.prepared(txn_id)))
+    return batch.create(paths.write_op(txn_id, op.segment, generation, counter), op.encode())
+
+
+def begin_with_write_op(batch: Batch, txn_id: TxnId, generation: int, counter: int, op: WriteOp) -> Batch:
+    """An intent in the apply that begins its transaction (`begin`), which so is open and not prepared.
+
+    The caller adds the other guard, the ownership of the segment.
+    """
     return batch.create(paths.write_op(txn_id, op.segment, generation, counter), op.encode())
 
 

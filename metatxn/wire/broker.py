@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.ids import TxnId
 from metatxn.wire.models import RequestBody, example
 from metatxn.wire.names import TopicFormat
 from metatxn.wire.text import encodable, no_control_characters
@@ -45,6 +46,9 @@ each meanwhile."""
 MAX_SEGMENTS = 100
 """The most segments that a new topic may have: a topic and its segments are created in one apply, and etcd accepts 128
 operations in one."""
+MAX_ANNOUNCED_TRANSACTIONS = 100
+MAX_ANNOUNCED_SEGMENTS = 16
+"""The most transactions, and segments of each, whose writes one request announces ahead."""
 MAX_NAME = 256
 """The most characters of the name of a producer, writer, consumer or subscription."""
 HASH_RANGE_END = 0xFFFF
@@ -494,6 +498,23 @@ class PublishAnswer(BaseModel):
     position: str
     duplicate: bool = False
     appended: list[AppendedPart] | None = None
+
+
+class AnnounceRequest(RequestBody):
+    """Transactions, and the segments to which each of them is expected to write."""
+
+    model_config = example(txn_ids=[_TXN_ID], segments=[_SEGMENT])
+
+    txn_ids: Annotated[list[TxnId], Field(min_length=1, max_length=MAX_ANNOUNCED_TRANSACTIONS)]
+    segments: Annotated[list[Name], Field(min_length=1, max_length=MAX_ANNOUNCED_SEGMENTS)]
+
+
+class AnnounceAnswer(BaseModel):
+    """The number of intents that were stored."""
+
+    model_config = example(stored=1)
+
+    stored: int
 
 
 class Message(RequestBody):

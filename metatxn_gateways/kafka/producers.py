@@ -19,20 +19,24 @@ from coordinator.ends import Abort, Commit
 from coordinator.transaction_keys import Follows
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
-from metastore.txn.key_records import read_key
+from metastore.txn.key_records import KeyRecord, read_key
 from metastore.txn.records.transactions import TransactionKey
+from metastore.txn.store import TransactionRecords, read_key_and_transaction
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest, ConnectRequest
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
 from metatxn_gateways.kafka.recently_used import RecentlyUsed
+from participants.segment.intents import BeginIntents
 from participants.segment.segment import Segment
 
 REMEMBERED_PRODUCERS = 10_000
 EPOCH = 0
 KEY_PREFIX = "kafka:"
 """The prefix of the transaction keys."""
+MOST_ANNOUNCED = 16
+"""The most segments whose intents are stored by the apply that begins a transaction."""
 _VISIBLE_WITHIN_S = 1.0
 _LOOKS = 3
 
@@ -153,14 +157,19 @@ class Producers:
 
     async def _held(self, owner: str | None, key: str, producer_id: int) -> tuple[TransactionKey, ProducerSession]:
         """The key's record as it is now. Raises PRODUCER_FENCED if another producer holds it."""
-        held = (await read_key(self._store, owner, key)).live
-        session = ProducerSession.of(held)
-        if held is None or session is None or session.producer_id != producer_id:
-            raise KafkaError(KafkaCode.PRODUCER_FENCED)
-        return held, session
+        return _held_by(producer_id, await read_key(self._store, owner, key))
 
     async def _look(self, producer: TransactionalProducer) -> None:
         producer.heard_of((await self._held(producer.owner, producer.key, producer.id))[0])
+
+    async def _look_at_both(self, producer: TransactionalProducer) -> tuple[KeyRecord, TransactionRecords | None]:
+        """Look, and read the transaction that was known before at the same revision."""
+        if producer.txn_id is None:
+            key, records = await read_key(self._store, producer.owner, producer.key), None
+        else:
+            key, records = await read_key_and_transaction(self._store, producer.owner, producer.key, producer.txn_id)
+        producer.heard_of(_held_by(producer.id, key)[0])
+        return key, records
 
     # -- its transaction -----------------------------------------------------------------------------------------
 
@@ -176,7 +185,7 @@ class Producers:
                 if producer.was_lost:
                     raise KafkaError(KafkaCode.INVALID_PRODUCER_EPOCH)
                 try:
-                    await self._begin(producer)
+                    await self._begin(producer, segments)
                 except errors.NotAllowed:
                     await self._look(producer)
             else:
@@ -184,11 +193,12 @@ class Producers:
             producer.coordinated = producer.txn_id
             producer.segments.update((segment.id, segment) for segment in segments)
 
-    async def _begin(self, producer: TransactionalProducer) -> None:
+    async def _begin(self, producer: TransactionalProducer, segments: list[Segment]) -> None:
         request = BeginRequest(
             timeout_ms=producer.timeout_ms, transaction_key=producer.key, epoch=producer.epoch, owner=producer.owner
         )
-        begun = await self._transactions.begin(request, follows=Follows(producer.txn_id))
+        intents = BeginIntents(segment.publisher.intents for segment in segments[:MOST_ANNOUNCED])
+        begun = await self._transactions.begin(request, follows=Follows(producer.txn_id, intents))
         if begun.header.state != "OPEN":
             await self._look(producer)
             return
@@ -220,7 +230,7 @@ class Producers:
         COORDINATOR_LOAD_IN_PROGRESS, and a client that still waits for it sends it again.
         """
         async with producer.lock:
-            await self._look(producer)
+            key, records = await self._look_at_both(producer)
             txn_id = producer.txn_id
             if txn_id != producer.coordinated:
                 producer.coordinated = txn_id
@@ -231,9 +241,21 @@ class Producers:
                 return
             if producer.ended is not None and producer.ended != commit:
                 raise KafkaError(KafkaCode.INVALID_TXN_STATE)
-            await self._transactions.end(Commit(txn_id, as_holder=True) if commit else Abort(txn_id, as_holder=True))
+            end = Commit(txn_id, as_holder=True) if commit else Abort(txn_id, as_holder=True)
+            if records is not None and records.txn_id == txn_id:
+                await self._transactions.end(end, known=records, key=key)
+            else:
+                await self._transactions.end(end)
             producer.is_open, producer.was_lost, producer.ended = False, False, commit
             await _until_visible(txn_id, list(producer.segments.values()))
+
+
+def _held_by(producer_id: int, key: KeyRecord) -> tuple[TransactionKey, ProducerSession]:
+    held = key.live
+    session = ProducerSession.of(held)
+    if held is None or session is None or session.producer_id != producer_id:
+        raise KafkaError(KafkaCode.PRODUCER_FENCED)
+    return held, session
 
 
 def _key_of(transactional_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The endpoints that append entries to segments: one entry, or several of one transaction."""
+"""The endpoints that append entries to segments, one entry or several of one transaction, and that announce some."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from metatxn.wire.broker import (
     BYTES_MEDIA_TYPE,
     MAX_NAME,
     MESSAGES_MEDIA_TYPE,
+    AnnounceAnswer,
+    AnnounceRequest,
     AppendedPart,
     Message,
     PublishAnswer,
@@ -75,6 +77,7 @@ PreviousQuery = Annotated[int | None, Query(ge=NO_SEQUENCE, le=MAX_NUMBER)]
 def add_append_routes(api: APIRouter, broker: Broker) -> None:
     _append_route(api, broker)
     _append_group_route(api, broker)
+    _announce_route(api, broker)
 
 
 def _append_route(api: APIRouter, broker: Broker) -> None:
@@ -146,6 +149,39 @@ def _append_group_route(api: APIRouter, broker: Broker) -> None:
         await check_transaction(broker, txn_id, caller)
         outcomes = [_outcome(broker, request, caller, txn_id, head, payload) for head, payload in entries]
         return PublishGroupAnswer(outcomes=await asyncio.gather(*outcomes))
+
+
+def _announce_route(api: APIRouter, broker: Broker) -> None:
+    @api.post(
+        "/v1/intents",
+        tags=["segments"],
+        response_model_exclude_none=True,
+        responses=problems(404, 422, 503, 504),
+    )
+    async def announce_writes(body: AnnounceRequest, caller: Caller) -> AnnounceAnswer:
+        """Announce writes of transactions ahead, so that the first entry of each needs one read of the metadata store
+        instead of one write.
+
+        For each transaction and segment the broker stores the intent that the first entry without a `writer` would have
+        to store. What it cannot store now, it leaves out: segments of other brokers, decided transactions, and
+        everything while the metadata store is unavailable. Each first entry makes up for that.
+        """
+        txn_ids = list(dict.fromkeys(body.txn_ids))
+        if not caller.superuser:
+            for segment in body.segments:
+                caller.require("produce", topic_of_segment(segment))
+            for txn_id in txn_ids:
+                await check_transaction(broker, txn_id, caller)
+        stored = await asyncio.gather(*(_announced(broker, txn_ids, each) for each in dict.fromkeys(body.segments)))
+        return AnnounceAnswer(stored=sum(stored))
+
+
+async def _announced(broker: Broker, txn_ids: Sequence[TxnId], segment_id: str) -> int:
+    """The number of intents that were stored on one segment."""
+    segment = broker.serving(segment_id)
+    if segment is None or not segment.admits:
+        return 0
+    return await segment.publisher.intents.announce_ahead(txn_ids)
 
 
 async def _outcome(

@@ -22,10 +22,8 @@ from typing import Any
 from metastore.clock import Clock
 from metastore.errors import CheckFailed, MetastoreError
 from metastore.txn import paths
-from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.segments import SegmentRecord
 from metastore.txn.records.transactions import Header
-from metastore.txn.store import put_write_op
 from metastore.types import FirstVersion, Record
 from metatxn.wire import errors
 from metatxn.wire.broker import MAX_ENTRY_MESSAGES
@@ -37,6 +35,7 @@ from participants.ledger.storage import Append, LedgerError, LedgerFenced, Ledge
 from participants.ledger.watermark import Watermark
 from participants.segment.admission import Admission
 from participants.segment.dedup import AppendedBefore, KeyHashes, NotTheNext, Scope, sequence_used, unknown_hashes
+from participants.segment.intents import Intents
 from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import Decision, TrackedTransaction
 from participants.txn.refusals import prepared_refusal, refusal
@@ -76,6 +75,7 @@ class Publisher:
         self._clock = clock
         self._metrics = metrics
         self.admission = Admission(segment)
+        self.intents = Intents(segment, metrics)
         self._publishes: set[asyncio.Task[Any]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
         """The publishes whose append was begun, until its result is recorded."""
@@ -89,7 +89,6 @@ class Publisher:
         """The backlog that holds publishes, as the last pass over the topic's policy found it."""
         self._seal_problem: str | None = None
         self._arrivals: dict[Scope, asyncio.Future[None]] = {}
-        self._next_op = 0
 
     async def publish(
         self,
@@ -326,34 +325,13 @@ class Publisher:
             if announced is not None and (announced.result() if announced.done() else await asyncio.shield(announced)):
                 await self._assert_open(transaction)
             else:
-                await self._announce(transaction, intent, entry)
+                await self.intents.announce(transaction, transaction.intents[intent], entry)
         except BaseException as error:
             definite = isinstance(error, MetastoreError) and error.definite
             self._drop_intent(transaction, intent, maybe_stored=not definite)
             if isinstance(error, CheckFailed):
                 raise self._refused(transaction, error) from None
             raise
-
-    async def _announce(self, transaction: TrackedTransaction, intent: int, entry: Entry) -> None:
-        """Store the guarded operation record."""
-        self._next_op += 1
-        op = WriteOp(
-            segment=self._segment.id,
-            after=str(transaction.intents[intent]),
-            count=entry.count,
-            writer=entry.writer,
-            sequence=entry.sequence,
-        )
-        batch = self._segment.store.batch().check(self._segment.ownership.check)
-        put_write_op(batch, transaction.txn_id, self._segment.ownership.generation, self._next_op, op)
-        announced = transaction.announced[entry.writer] = asyncio.get_running_loop().create_future()
-        stored = False
-        try:
-            await self._segment.store.apply(batch)
-            stored = True
-        finally:
-            announced.set_result(stored)
-        self._metrics.op_writes.inc()
 
     async def _assert_open(self, transaction: TrackedTransaction) -> None:
         """Learn what an intent of its own would tell: the transaction took operations after the entry had arrived."""

@@ -6,6 +6,8 @@ Method: the coordinator's verbs, which the gateways call. DESIGN §5.22.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from coordinator.ends import Abort, Commit
@@ -14,11 +16,12 @@ from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.txn.key_records import read_key
 from metastore.txn.records.transactions import TransactionKey
+from metastore.types import AtVersion, Batch, Check, Snapshot
 from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from tests.coordinator.conftest import FakeClock, id_of, refusal
-from tests.coordinator.stores import FaultyStore
+from tests.coordinator.stores import Fault, FaultyStore
 
 KEY = "kafka:x"
 
@@ -112,3 +115,140 @@ async def test_other_users_of_keys_leave_no_trace_of_it(transactions: Transactio
     await transactions.commit(id_of(begun.header))
     key = await held(transactions)
     assert key.last_txn_id is None and key.ended_by_holder is None
+
+
+# -- presumed, and with intents --------------------------------------------------------------------------------------
+
+
+class Intents:
+    """Intents of a segment: one record under a guard, as of its owner."""
+
+    def __init__(self, guard: Check | None = None) -> None:
+        self.guard = guard
+        self.added: list[TxnId] = []
+        self.told: list[TxnId] = []
+
+    def add_to(self, batch: Batch, txn_id: TxnId) -> None:
+        self.added.append(txn_id)
+        if self.guard is not None:
+            batch.check(self.guard)
+        batch.create(f"/other/{txn_id}", b"intent")
+
+    def stored(self, txn_id: TxnId) -> None:
+        self.told.append(txn_id)
+
+
+async def begin_with(transactions: Transactions, after: TxnId | None, intents: Intents) -> TxnId:
+    request = BeginRequest(transaction_key=KEY, epoch=0)
+    return id_of((await transactions.begin(request, follows=Follows(after, intents))).header)
+
+
+async def is_stored(transactions: Transactions, txn_id: TxnId) -> bool:
+    return await transactions.store.get(f"/other/{txn_id}") is not None
+
+
+async def test_a_begin_behind_an_end_of_the_holder_reads_nothing(
+    transactions: Transactions, store: FaultyStore
+) -> None:
+    first = id_of(await begin(transactions, None))
+    await transactions.end(Commit(first, as_holder=True))
+    reads = count_reads(store)
+    second = id_of(await begin(transactions, first))
+    assert reads == []
+    await transactions.end(Abort(second, as_holder=True))
+    assert len(reads) > 0
+    reads.clear()
+    await begin(transactions, second)
+    assert reads == []
+
+
+def count_reads(store: FaultyStore) -> list[str]:
+    reads: list[str] = []
+    read = store.get_many
+
+    async def counted(wanted: Sequence[str]) -> Snapshot:
+        reads.extend(wanted)
+        return await read(wanted)
+
+    store.get_many = counted  # type: ignore[method-assign]
+    return reads
+
+
+async def test_what_another_coordinator_has_done_to_the_key_since_is_read(
+    transactions: Transactions, truth: MemoryStore, clock: FakeClock
+) -> None:
+    other = Transactions(truth, clock)
+    first = id_of(await begin(transactions, None))
+    await transactions.end(Commit(first, as_holder=True))
+    second = id_of(await begin(other, first))
+    assert id_of(await begin(transactions, first)) == second, "it is joined"
+    await transactions.end(Commit(second, as_holder=True))
+    await other.keys.connect(KEY, ConnectRequest(epoch=-1))
+    await refusal(begin(transactions, second), ErrorCode.NOT_ALLOWED)
+
+
+async def test_what_is_presumed_refuses_nothing(
+    transactions: Transactions, truth: MemoryStore, clock: FakeClock
+) -> None:
+    """Not even a begin behind another transaction, which was begun and ended elsewhere."""
+    other = Transactions(truth, clock)
+    first = id_of(await begin(transactions, None))
+    await transactions.end(Commit(first, as_holder=True))
+    second = id_of(await begin(other, first))
+    await other.end(Commit(second, as_holder=True))
+    assert (await begin(transactions, second)).state == "OPEN"
+
+
+async def test_a_begin_at_another_epoch_is_refused_by_what_is_read(transactions: Transactions) -> None:
+    first = id_of(await begin(transactions, None))
+    await transactions.end(Commit(first, as_holder=True))
+    request = BeginRequest(transaction_key=KEY, epoch=7)
+    await refusal(transactions.begin(request, follows=Follows(first)), ErrorCode.NOT_ALLOWED)
+
+
+async def test_a_key_is_presumed_once(transactions: Transactions, store: FaultyStore) -> None:
+    """A late copy of the begin that it served is refused by what is read, and nothing is sent for it."""
+    first = id_of(await begin(transactions, None))
+    await transactions.end(Commit(first, as_holder=True))
+    second = id_of(await begin(transactions, first))
+    sent = len(store.sent)
+    assert id_of(await begin(transactions, first)) == second
+    assert len(store.sent) == sent
+
+
+async def test_a_begin_stores_its_intents(transactions: Transactions) -> None:
+    intents = Intents()
+    first = await begin_with(transactions, None, intents)
+    assert intents.added == intents.told == [first] and await is_stored(transactions, first)
+    assert await begin_with(transactions, None, intents) == first
+    assert intents.told == [first], "it was joined"
+
+
+async def test_a_begin_whose_intents_are_refused_begins_without_them(transactions: Transactions) -> None:
+    """The segment has another owner now."""
+    intents = Intents(AtVersion("/nobody", 7))
+    first = await begin_with(transactions, None, intents)
+    assert intents.added == [first] and intents.told == [] and not await is_stored(transactions, first)
+
+
+async def test_a_key_that_was_written_meanwhile_does_not_cost_the_intents(
+    transactions: Transactions, truth: MemoryStore, clock: FakeClock
+) -> None:
+    first, other = id_of(await begin(transactions, None)), Transactions(truth, clock)
+    await transactions.end(Commit(first, as_holder=True))
+    await other.commit(id_of((await other.begin(BeginRequest(transaction_key=KEY, epoch=0))).header))
+    intents = Intents()
+    second = await begin_with(transactions, first, intents)
+    assert intents.told == [second] and await is_stored(transactions, second)
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
+async def test_a_begin_whose_answer_was_lost_tells_of_what_is_stored(
+    transactions: Transactions, store: FaultyStore, fault: Fault
+) -> None:
+    await begin(transactions, None)
+    await transactions.end(Commit(id_of(await begin(transactions, None)), as_holder=True))
+    store.faults.append(fault)
+    intents, last = Intents(), (await held(transactions)).last_txn_id
+    second = await begin_with(transactions, None if last is None else TxnId.parse(last), intents)
+    assert intents.told == [second] and await is_stored(transactions, second)

@@ -7,12 +7,14 @@ Method: requests given to the listener's handler; one read of the transaction ke
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from coordinator.key_sweep import KeySweep
+from metastore.txn import paths
 from metastore.txn.key_records import read_key
 from metastore.versions import ClusterVersion
 from metatxn.wire.ids import TxnId
@@ -20,6 +22,7 @@ from metatxn_gateways.kafka.codes import KafkaCode
 from metatxn_gateways.kafka.requests import OFFERED
 from tests.gateways.asking import Asking, Holder, asked, batch, code_in, made
 from tests.gateways.conftest import Gateway
+from tests.participants.segment.faulty_store import INTENT, Fault
 
 
 async def test_requests_at_the_same_time_find_one_producer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +150,46 @@ async def test_a_repeated_end_is_answered_by_the_next_process(gateway: Gateway) 
     assert await ask.end(holder, commit=True) == KafkaCode.COORDINATOR_LOAD_IN_PROGRESS
     assert await ask.end(holder, commit=True) == KafkaCode.NONE
     assert await ask.end(holder, commit=False) == KafkaCode.INVALID_TXN_STATE
+
+
+async def test_a_begin_stores_the_intents_and_reads_nothing(gateway: Gateway) -> None:
+    """Behind an end at the same process. The first batch for each partition reads once, and so does the end."""
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    await gateway.create("u", segments=2)
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    store, reads = gateway.world.store, list[str]()
+    read = store.get_many
+
+    async def counted(wanted: Sequence[str]) -> Any:
+        reads.append(wanted[0].split("/")[1])
+        return await read(wanted)
+
+    store.get_many = counted  # type: ignore[method-assign]
+    before = len(store.applied)
+    assert await ask.add_partitions(holder, ("t", 0), ("u", 1)) == KafkaCode.NONE
+    assert sum(key.startswith(paths.OPS) for key in store.applied[before].puts) == 2
+    assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == KafkaCode.NONE
+    assert (await ask.produce("u", 1, b"c", holder=holder, sequence=0))[0] == KafkaCode.NONE
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    assert not any(key.startswith(paths.OPS) for batch in store.applied[before + 1 :] for key in batch.puts)
+    assert [each for each in reads if each.startswith("txn")] == ["txn", "txn", "txn-key"]
+    assert [each["value_base64"] for each in await gateway.browse("u")] == ["Yw=="]
+
+
+async def test_a_reconcile_during_the_begin_takes_nothing_from_it(gateway: Gateway) -> None:
+    """It reads the header before it is there. Then the producer was told that it was fenced."""
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    held = gateway.world.store.fault(Fault(INTENT, hold_before=True))
+    adding = asyncio.create_task(ask.add_partitions(holder, ("t", 0)))
+    await held.reached.wait()
+    await gateway.broker.reconcile()
+    held.go.set()
+    assert await adding == KafkaCode.NONE
+    await gateway.broker.reconcile()
+    assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == KafkaCode.NONE
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ==", "Yg=="]
 
 
 async def test_a_producer_gets_its_next_id_once_however_often_it_asks(gateway: Gateway) -> None:

@@ -51,12 +51,16 @@ class Batches:
         self.holder = holder
 
     @classmethod
-    async def of(cls, gateway: Gateway, *, transactional: bool) -> Batches:
+    async def of(cls, gateway: Gateway, *, transactional: bool, announced: bool = True) -> Batches:
+        """Unless its partition is `announced`, the first wave of a transaction has to store its intent."""
         await gateway.create("t")
         batches = cls(gateway, Holder("h") if transactional else None)
         if batches.holder is not None:
             assert not await batches.asking.init(batches.holder)
-            await batches.begin()
+            if announced:
+                await batches.begin()
+            else:
+                assert not await batches.asking.add_offsets(batches.holder, "g")
         return batches
 
     async def begin(self) -> None:
@@ -327,7 +331,7 @@ async def test_what_is_wrong_with_one_batch_is_not_told_of_those_behind_it(gatew
 
 
 async def test_an_answer_of_the_store_that_is_lost_fails_the_whole_wave(gateway: Gateway) -> None:
-    batches = await Batches.of(gateway, transactional=True)
+    batches = await Batches.of(gateway, transactional=True, announced=False)
     lost = gateway.world.store.fault(Fault(INTENT, hold_after=True, after=StoreUnavailable("the answer is lost")))
     sent = [batches.send(0)]
     await lost.reached.wait()
@@ -472,7 +476,7 @@ async def test_a_copy_takes_the_place_of_what_a_closed_connection_has_left(gatew
 
 
 async def test_a_segment_that_closes_leaves_nobody_waiting(gateway: Gateway) -> None:
-    batches = await Batches.of(gateway, transactional=True)
+    batches = await Batches.of(gateway, transactional=True, announced=False)
     held = gateway.world.store.fault(Fault(INTENT, hold_before=True))
     sent = batches.send_all(0, 1, 2)
     await held.reached.wait()

@@ -83,6 +83,9 @@ class FakeCluster:
         self.version: int | None = 2
         """The cluster version; None: it is of release 0.2.0."""
         self.knows_groups = True
+        self.knows_announcements = True
+        self.announced: list[dict[str, Any]] = []
+        """The requests that announced writes."""
         self._lock = threading.RLock()
 
     @property
@@ -165,6 +168,9 @@ class FakeCluster:
                 return self._decide(txn_id, "ABORTED")
             case "GET", ["topics", "t"]:
                 return httpx.Response(200, json={"name": "t", "segments": self._segments()})
+            case "POST", ["intents"] if self.knows_announcements:
+                self.announced.append(json.loads(request.content))
+                return httpx.Response(200, json={"stored": 0})
             case "POST", ["txns", txn_id, "entries"] if self.knows_groups:
                 return self._append_group(txn_id, request.content)
             case "POST", ["segments", segment_id, "entries"]:

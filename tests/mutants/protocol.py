@@ -186,7 +186,7 @@ PROTOCOL = (
     Mutant(
         "unknown-intent-covers",
         "5.3: a later entry relies only on an intent that is known to be stored",
-        "participants/segment/publishing.py",
+        "participants/segment/intents.py",
         "            announced.set_result(stored)\n",
         "            announced.set_result(True)\n",
     ),
@@ -535,9 +535,9 @@ PROTOCOL = (
     Mutant(
         "intent-without-owner-guard",
         "5.2: every apply of a participant checks its own generation",
-        "participants/segment/publishing.py",
-        "        batch = self._segment.store.batch().check(self._segment.ownership.check)\n        put_write_op(",
-        "        batch = self._segment.store.batch()\n        put_write_op(",
+        "participants/segment/intents.py",
+        "self._segment.store.batch().check(self._segment.ownership.check)",
+        "self._segment.store.batch()",
         "passing",
     ),
     Mutant(

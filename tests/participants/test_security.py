@@ -110,6 +110,28 @@ async def test_each_entry_of_a_group_asks_for_the_right_on_its_topic(callers: di
             assert all("lacks the right produce on topic" in detail for detail in details)
 
 
+async def test_an_announcement_asks_for_the_right_on_each_topic_and_for_the_transaction(
+    callers: dict[str, Caller],
+) -> None:
+    segments, txns = [], []
+    for name in ("orders", "other"):
+        created = await callers["root"].broker.post("/v1/topics", json={"name": name})
+        segments.append(created.json()["segments"][0]["segment"])
+    for name in ("root", "produce"):
+        txns.append((await callers[name].coordinator.post("/v1/txns")).json()["txn_id"])
+
+    async def announce(name: str, txn_ids: list[str], *at: int) -> httpx.Response:
+        body = {"txn_ids": txn_ids, "segments": [segments[number] for number in at]}
+        return await callers[name].broker.post("/v1/intents", json=body)
+
+    assert (await announce("root", txns, 0, 1)).json() == {"stored": 4}
+    assert "lacks the right produce on topic" in refused(await announce("produce", [txns[1]], 0, 1)).detail
+    assert "was begun by a principal other" in refused(await announce("produce", txns, 0)).detail
+    unknown = await announce("produce", ["0" * 31 + "9"], 0)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "TXN_NOT_FOUND")
+    assert (await announce("produce", [txns[1]], 0)).json() == {"stored": 0}, "it is there"
+
+
 async def test_a_refusal_comes_before_everything_else_and_names_the_right(callers: dict[str, Caller]) -> None:
     """Before what the body says, and for topics and segments that do not exist: existence is told to nobody."""
     broker = callers["nothing"].broker
@@ -171,7 +193,7 @@ async def test_every_endpoint_of_a_broker_asks_for_a_right(tmp_path: Path) -> No
     assert without == {
         *("POST /v1/topics", "GET /v1/topics", "GET /v1/subscriptions", "POST /v1/horizons"),
         *("GET /v1/cluster", "GET /v1/status", "GET /v1/access", "GET /v1/throughput"),
-        *("GET /v1/txns/{txn_id}/work", "POST /v1/txns/{txn_id}/entries"),
+        *("GET /v1/txns/{txn_id}/work", "POST /v1/txns/{txn_id}/entries", "POST /v1/intents"),
     }
     assert len(asking) - len(without) >= 6
 

@@ -48,6 +48,7 @@ NOT_AUDITED = {
     "prepare": "changes an own transaction",
     "append_entry": "messages",
     "append_entries": "messages",
+    "announce_writes": "messages",
     "publish_messages": "messages",
     "receive": "messages",
     "leave": "messages",

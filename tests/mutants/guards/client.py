@@ -13,6 +13,22 @@ _TEST_DELIVERIES = "tests/metatxn/test_random_deliveries.py"
 
 CLIENT = (
     Mutant(
+        "what-the-last-transaction-wrote-is-expected",
+        "writes are announced only where each of the last transactions has written",
+        "metatxn/expected_writes.py",
+        "frozenset.intersection(*self._written)",
+        "self._written[-1]",
+        tests=("tests/metatxn/test_expected_writes.py",),
+    ),
+    Mutant(
+        "announcements-are-sent-to-whoever-knows-none",
+        "a broker of an earlier release is not asked for announcements again and again",
+        "metatxn/expected_writes.py",
+        "upgraded_s is None or asyncio.get_running_loop().time() >= upgraded_s",
+        "True",
+        tests=("tests/metatxn/test_expected_writes.py::test_a_broker_of_an_earlier_release_is_asked_once_in_a_while",),
+    ),
+    Mutant(
         "successor-is-tried-like-another-coordinator",
         "a client tries another coordinator where one has lost its store",
         _CLUSTER,

@@ -9,6 +9,7 @@ _TRANSACTIONS = "coordinator/transactions.py"
 _IDS = "metastore/txn/id_blocks.py"
 
 _PRESUMED = "tests/coordinator/test_presumed.py"
+_FOLLOWING = "tests/coordinator/test_following.py"
 
 COORDINATOR = (
     Mutant(
@@ -18,6 +19,55 @@ COORDINATOR = (
         "        self.forget(txn_id)\n        header",
         "        header",
         tests=(f"{_PRESUMED}::test_who_ends_it_again_reads_it",),
+    ),
+    Mutant(
+        "presumed-key-refuses",
+        "5.17: what is presumed of a key refuses nothing",
+        _KEYS,
+        "return presumed if live.last_txn_id == follows.txn_id and request.version is None else None",
+        "return presumed",
+        tests=(f"{_FOLLOWING}::test_what_is_presumed_refuses_nothing",),
+    ),
+    Mutant(
+        "presumed-key-for-ever",
+        "5.17: a presumption is used once",
+        "coordinator/presumed.py",
+        "self._written.pop((owner, key), None)",
+        "self._written.get((owner, key))",
+        tests=(f"{_FOLLOWING}::test_a_key_is_presumed_once",),
+    ),
+    Mutant(
+        "begin-only-with-its-intents",
+        "5.1: a transaction begins without the intents if one of their guards does not hold",
+        _KEYS,
+        "                        intents = None\n",
+        "                        pass\n",
+        tests=(f"{_FOLLOWING}::test_a_begin_whose_intents_are_refused_begins_without_them",),
+    ),
+    Mutant(
+        "intents-that-were-left-out-are-told",
+        "5.1: only intents that were stored with the begin are told",
+        _KEYS,
+        "                if intents:\n                    intents.stored(txn_id)\n                log",
+        "                if follows and follows.intents:\n                    follows.intents.stored(txn_id)\n"
+        "                log",
+        tests=(f"{_FOLLOWING}::test_a_begin_whose_intents_are_refused_begins_without_them",),
+    ),
+    Mutant(
+        "intents-lost-with-a-written-key",
+        "5.1: what was written to the key meanwhile does not cost the intents",
+        _KEYS,
+        "                    if overtaken.check in announced:\n",
+        "                    if True:\n",
+        tests=(f"{_FOLLOWING}::test_a_key_that_was_written_meanwhile_does_not_cost_the_intents",),
+    ),
+    Mutant(
+        "intents-of-a-lost-answer-are-not-told",
+        "5.1: a begin that is found after its answer was lost has its intents",
+        _KEYS,
+        "                        if intents:\n                            intents.stored(txn_id)\n",
+        "",
+        tests=(f"{_FOLLOWING}::test_a_begin_whose_answer_was_lost_tells_of_what_is_stored",),
     ),
     Mutant(
         "presumptions-without-bound",

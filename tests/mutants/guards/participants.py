@@ -9,6 +9,8 @@ _ROLLING = "participants/segment/rolling.py"
 _SEGMENT = "participants/segment/segment.py"
 _OWNED = "participants/segment/owned.py"
 _TRIMMING = "participants/segment/trimming.py"
+_INTENTS = "participants/segment/intents.py"
+_TEST_INTENTS = "tests/participants/segment/test_intents_ahead.py"
 _SNAPSHOT = "participants/segment/dedup_snapshot.py"
 _DEPOSED = (
     "tests/participants/broker/test_placement.py::test_a_frozen_owner_refuses_no_position_that_its_successor_may_have"
@@ -27,6 +29,78 @@ _TEST_ROLLING = "tests/participants/segment/test_rolling.py"
 _TEST_TRIMMING = "tests/participants/segment/test_trimming.py"
 
 PARTICIPANTS = (
+    Mutant(
+        "announcement-counts-without-an-answer",
+        "5.1: an entry relies on an announcement only once it is known to be stored",
+        _INTENTS,
+        "                transaction.announced[None].set_result(stored)\n",
+        "                transaction.announced[None].set_result(True)\n",
+        tests=(f"{_TEST_INTENTS}::test_an_entry_whose_intent_has_failed_stores_its_own",),
+    ),
+    Mutant(
+        "announcement-is-not-waited-for",
+        "5.1: an entry waits for an announcement that is under way",
+        "participants/segment/publishing.py",
+        "(announced.result() if announced.done() else await asyncio.shield(announced))",
+        "(not announced.done() or announced.result())",
+        tests=(f"{_TEST_INTENTS}::test_an_entry_waits_for_the_intent_that_is_under_way",),
+    ),
+    Mutant(
+        "announcement-covers-every-writer",
+        "5.1: an intent covers the entries of its own writer",
+        "participants/segment/publishing.py",
+        "transaction.announced.get(entry.writer)",
+        "transaction.announced.get(None)",
+        tests=(f"{_TEST_INTENTS}::test_a_writer_of_the_transaction_has_its_own_intent",),
+    ),
+    Mutant(
+        "announcement-is-forgotten",
+        "5.1: from the request of an announcement on its transaction is tracked until it is decided",
+        _INTENTS,
+        "            transaction.maybe_stored = True\n",
+        "",
+        tests=(f"{_TEST_INTENTS}::test_a_refused_entry_does_not_take_the_announcement_along",),
+    ),
+    Mutant(
+        "announced-entry-asks-nothing",
+        "5.1: an entry asks whether its transaction is open, after it has arrived",
+        "participants/segment/publishing.py",
+        "                await self._assert_open(transaction)\n",
+        "                pass\n",
+        tests=(f"{_TEST_INTENTS}::test_a_decision_behind_the_announcement_refuses_the_first_entry",),
+    ),
+    Mutant(
+        "begin-with-intents-without-owner-guard",
+        "5.2: the begin that stores intents checks the ownership of their segments",
+        _INTENTS,
+        "        batch.check(self._segment.ownership.check)\n",
+        "",
+        tests=(f"{_TEST_INTENTS}::test_a_deposed_owner_begins_nothing",),
+    ),
+    Mutant(
+        "begin-under-way-is-tracked",
+        "5.1, 5.8: a transaction without a header is not tracked, because it would be taken for a collected one",
+        _INTENTS,
+        "        batch.check(self._segment.ownership.check)\n",
+        "        batch.check(self._segment.ownership.check)\n        self._segment.track(txn_id)\n",
+        tests=(f"{_TEST_INTENTS}::test_a_begin_that_is_under_way_is_not_taken_for_one_that_was_collected",),
+    ),
+    Mutant(
+        "begun-with-intents-is-forgotten",
+        "5.1: a transaction that began with its intents is tracked until it is decided",
+        _INTENTS,
+        "            transaction.stored = True\n",
+        "",
+        tests=(f"{_TEST_INTENTS}::test_a_refused_entry_does_not_take_the_intent_of_the_begin_along",),
+    ),
+    Mutant(
+        "begun-with-intents-and-decided-is-tracked",
+        "5.1: what is decided before its begin was answered is left to the reconcile",
+        _INTENTS,
+        "self._segment.lost or self._segment.mirror.final(txn_id) is not None",
+        "self._segment.lost",
+        tests=(f"{_TEST_INTENTS}::test_a_transaction_that_was_decided_before_its_begin_was_answered",),
+    ),
     Mutant(
         "decided-as-it-was-before",
         "5.5: a decision is given to what is known of the transaction now",
