@@ -90,13 +90,21 @@ INSERT INTO meta VALUES ('revision', 1), ('last_group', 0);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
 """
-_GET_SOME = "SELECT key, value, version, writes FROM records WHERE key IN ({})"
+_GET_SOME = (
+    "SELECT key, value, version, writes FROM records WHERE key IN ({}) "
+    "UNION ALL SELECT '', x'', number, 0 FROM meta WHERE name = 'revision'"
+)
+"""Some rows, and the revision as the version of a key that no record has; both as they are at one moment."""
 _FIRST_IN_RANGE = "SELECT key, value, version, writes FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT 1"
 _PUT_SOME = "INSERT OR REPLACE INTO records VALUES {}"
 _DELETE_SOME = "DELETE FROM records WHERE key IN ({})"
 _DELETE_RANGE = "DELETE FROM records WHERE key >= ? AND key < ? RETURNING key"
-# For each row that a statement handles by itself, the driver lets other threads in and waits for its turn again.
-# So one statement handles many. There is one for each number of keys, and the driver keeps them compiled.
+_PUT_NUMBERS = (
+    "UPDATE meta SET number = CASE name WHEN 'revision' THEN ? ELSE ? END WHERE name IN ('revision', 'last_group')"
+)
+# For each statement, and each row that one returns, the driver lets other threads in and waits for its turn again, up
+# to a switch interval while the event loop is busy. So a group has few statements, each of which handles many keys.
+# There is one for each number of keys, and the driver keeps them compiled.
 KEYS_PER_STATEMENT = 64
 
 # What SQLite or its driver says about the data it was given. Everything else it says is about the store.
@@ -143,16 +151,18 @@ class _Job(Generic[T]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Write(_Job[Applied]):
-    """A write. `plan` makes the batch when it is the job's turn, inside the group's transaction."""
+    """A write of a batch, or of the one that `plan` makes when it is the job's turn, inside the group's transaction."""
 
-    plan: Plan
+    batch: Batch | Plan
     ephemeral: bool = False
     changes: Written | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Read(_Job[T]):
-    query: Callable[[sqlite3.Connection], T]
+    """A read: of the records with these keys, or `query`."""
+
+    query: Callable[[sqlite3.Connection], T] | tuple[str, ...]
 
 
 J = TypeVar("J", bound=_Job[Any])
@@ -216,7 +226,7 @@ class SqliteStore(StoredIndexes):
 
     async def apply(self, batch: Batch) -> Applied:
         self.refuse_unfit(batch)
-        return await self._apply(lambda _: batch)
+        return await self._apply(batch)
 
     async def put_sequential(self, prefix: str, value: bytes) -> Record:
         """See `MetadataStore`. The number is taken inside the group's transaction, so no caller loses and many share
@@ -226,18 +236,18 @@ class SqliteStore(StoredIndexes):
 
         def plan(connection: sqlite3.Connection) -> Batch:
             nonlocal key
-            row = _rows(connection, [counter]).get(counter)
+            row = _rows(connection, [counter])[0].get(counter)
             key, batch = self._next_in_sequence(prefix, value, _record(row) if row else None)
             return batch
 
         applied = await self._apply(plan)
         return Record(key, value, applied.revision, first=True)
 
-    async def _apply(self, plan: Plan, *, ephemeral: bool = False) -> Applied:
+    async def _apply(self, batch: Batch | Plan, *, ephemeral: bool = False) -> Applied:
         self._assert_open()
         if self._database.read_only:
             raise InvalidBatch("the store was opened read-only")
-        job = _Write(future=asyncio.get_running_loop().create_future(), plan=plan, ephemeral=ephemeral)
+        job = _Write(future=asyncio.get_running_loop().create_future(), batch=batch, ephemeral=ephemeral)
         self._writer.submit(job)
         return await self._in_time(job, _too_late_to_write)
 
@@ -257,14 +267,8 @@ class SqliteStore(StoredIndexes):
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
-        keys = tuple(wanted)
-
-        def query(connection: sqlite3.Connection) -> Snapshot:
-            rows = _rows(connection, keys)
-            records = {key: _record(rows[key]) if key in rows else None for key in keys}
-            return Snapshot(records, _revision(connection))
-
-        return await self._read(query)
+        found: Snapshot = await self._read(tuple(wanted))
+        return found
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
@@ -292,7 +296,7 @@ class SqliteStore(StoredIndexes):
 
         return await self._read(query)
 
-    async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read(self, query: Callable[[sqlite3.Connection], T] | tuple[str, ...]) -> T:
         self._assert_open()
         job: _Read[T] = _Read(future=asyncio.get_running_loop().create_future(), query=query)
         self._reader.submit(job)
@@ -322,7 +326,7 @@ class SqliteStore(StoredIndexes):
         opened."""
         batch = self.batch().put(key, value)
         self.refuse_unfit(batch)
-        applied = await self._apply(lambda _: batch, ephemeral=True)
+        applied = await self._apply(batch, ephemeral=True)
         return OwnRecord(self, key, applied.revision)
 
     async def compact(self) -> None:
@@ -577,9 +581,10 @@ class _Database:
             self._refuse_replaced(group)
             _end_transaction(connection)  # what a failed group left behind
             connection.execute("BEGIN IMMEDIATE")
-            before = _revision(connection)
+            state = _State(connection, chain.from_iterable(_keys(job.batch) for job in group))
+            before = state.revision
             self._refuse_behind(group, before, self._committed)
-            revision = _evaluate_group(connection, group, token, before)
+            revision = _evaluate_group(connection, state, group, token)
             if revision == before:
                 connection.execute("ROLLBACK")
                 return
@@ -632,13 +637,15 @@ class _Database:
             self._refuse_replaced(group)
             _end_transaction(connection)
             committed = self._committed
+            if self._read_at_once(connection, group, committed):
+                return
             connection.execute("BEGIN")
             self._refuse_behind(group, _revision(connection), committed)
             for job in group:
                 if job.outcome is not None:
                     continue
                 try:
-                    job.outcome = job.query(connection)
+                    job.outcome = _found(connection, job.query)
                 except ValueError as error:  # a key that UTF-8 cannot express is the caller's error
                     job.outcome = error
             connection.execute("COMMIT")
@@ -646,74 +653,157 @@ class _Database:
             for job in group:
                 job.outcome = StoreUnavailable(f"cannot read the database: {_said(error)}")
 
+    def _read_at_once(self, connection: sqlite3.Connection, group: list[_Read[Any]], committed: Revision) -> bool:
+        """Answer the jobs by one statement, which needs no transaction, if they are reads of a few keys."""
+        keys: set[str] = set()
+        for job in group:
+            if not isinstance(job.query, tuple) or len(keys := keys | set(job.query)) > KEYS_PER_STATEMENT:
+                return False
+        try:
+            rows, revision = _rows(connection, keys)
+        except ValueError:  # one of the keys is wrong
+            return False
+        self._refuse_behind(group, revision, committed)
+        for job in group:
+            if job.outcome is None:
+                assert isinstance(job.query, tuple)
+                job.outcome = _snapshot(job.query, rows, revision)
+        return True
+
 
 # -- one group, up to its commit -------------------------------------------------------------------------------
 
 
-def _evaluate_group(connection: sqlite3.Connection, group: list[_Write], token: int, before: Revision) -> Revision:
+class _RefusedData(Exception):
+    """What the database says about the data of a batch."""
+
+
+class _State:
+    """The rows with the keys of a group's batches, and the revision, as the jobs of the group find and leave them.
+
+    What the jobs write is kept here, and written by a few statements in the end, or when a statement has to see it.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, keys: Iterable[str] = ()) -> None:
+        """The rows with these keys are read together with the revision."""
+        self._connection = connection
+        self._known: dict[str, SqliteRow | None] = dict.fromkeys(keys)
+        self._puts: dict[str, tuple[str, bytes, int, int, bool]] = {}
+        self._deletes: set[str] = set()
+        try:
+            rows, self.revision = _rows(connection, self._known)
+        except _BAD_DATA:  # one of the jobs hears of it when it asks for its rows
+            self._known.clear()
+            rows, self.revision = {}, _revision(connection)
+        self._known |= rows
+
+    def rows(self, keys: Iterable[str]) -> dict[str, SqliteRow]:
+        """The rows that exist. Raises `_RefusedData`."""
+        wanted = dict.fromkeys(keys)
+        if unknown := [key for key in wanted if key not in self._known]:
+            try:
+                rows, _ = _rows(self._connection, unknown)
+            except _BAD_DATA as error:
+                raise _RefusedData(str(error)) from error
+            self._known |= dict.fromkeys(unknown)
+            self._known |= rows
+        return {key: row for key in wanted if (row := self._known[key]) is not None}
+
+    def written(self) -> sqlite3.Connection:
+        """The connection, for a statement that sees what the jobs have written. Raises `_RefusedData`."""
+        try:
+            for some in _parts(self._deletes):
+                self._connection.execute(_DELETE_SOME.format(_marks(len(some))), some)
+            for part in _parts(self._puts.values()):
+                marks = ",".join([f"({_marks(5)})"] * len(part))
+                self._connection.execute(_PUT_SOME.format(marks), tuple(chain.from_iterable(part)))
+        except _BAD_DATA as error:
+            raise _RefusedData(str(error)) from error
+        self._deletes.clear()
+        self._puts.clear()
+        return self._connection
+
+    def write(self, batch: Batch, found: Mapping[str, SqliteRow], ephemeral: bool) -> Written | None:
+        """Apply a batch. Returns None if nothing was changed. `found` are the rows of its keys."""
+        deleted = batch.deletes & found.keys()
+        for start, end in batch.range_deletes:
+            deleted.update(key for (key,) in self.written().execute(_DELETE_RANGE, (start, end)).fetchall())
+        if not (deleted or batch.puts):
+            return None
+        self.revision += 1
+        for key in deleted:
+            self._known[key] = None
+            self._puts.pop(key, None)
+        self._deletes |= deleted
+        known = batch.puts.keys() & found.keys()
+        for key, value in batch.puts.items():
+            row = key, value, self.revision, found[key][3] + 1 if key in known else 1
+            self._known[key] = row
+            self._puts[key] = (*row, ephemeral)
+        return Written(self.revision, sorted(deleted), dict(batch.puts), known)
+
+
+def _keys(batch: Batch | Plan) -> Iterable[str]:
+    """The keys of which a batch needs the rows, as far as they are known now."""
+    if not isinstance(batch, Batch):
+        return ()
+    return chain((check.key for check in batch.checks if not isinstance(check, EmptyRange)), batch.puts, batch.deletes)
+
+
+def _evaluate_group(connection: sqlite3.Connection, state: _State, group: list[_Write], token: int) -> Revision:
     """Set the outcome of every job that has none, in a transaction that is ready to be committed. Returns the revision
-    after it, which is `before` if there is nothing to commit."""
-    revision = before
-    for job in group:
-        if job.outcome is None:
-            revision = _evaluate(connection, job, revision)
-    if revision > before:
-        connection.execute("UPDATE meta SET number = ? WHERE name = 'revision'", (revision,))
-        connection.execute("UPDATE meta SET number = ? WHERE name = 'last_group'", (token,))
-    return revision
-
-
-def _evaluate(connection: sqlite3.Connection, job: _Write, revision: Revision) -> Revision:
-    """Set the outcome of one job on the state that its predecessors left; returns the revision after it."""
+    after it, which is the same as before if there is nothing to commit."""
+    before, jobs = state.revision, [job for job in group if job.outcome is None]
     try:
-        batch = job.plan(connection)
-    except ValueError as error:  # a counter without a number is an error of its caller, not of the group
-        job.outcome = error
-        return revision
-    checked = [check.key for check in batch.checks if not isinstance(check, EmptyRange)]
-    found = _rows(connection, {*checked, *batch.puts, *batch.deletes})
+        for job in jobs:
+            _evaluate(state, job)
+        state.written()
+    except _RefusedData:
+        _forget(jobs)
+        connection.execute("ROLLBACK")
+        connection.execute("BEGIN IMMEDIATE")
+        state = _evaluate_each(connection, jobs)
+    if state.revision > before:
+        connection.execute(_PUT_NUMBERS, (state.revision, token))
+    return state.revision
+
+
+def _evaluate_each(connection: sqlite3.Connection, jobs: list[_Write]) -> _State:
+    """The database refuses what one of the jobs writes: evaluate and write one after the other, without that one."""
+    state = _State(connection)
+    for job in jobs:
+        revision = state.revision
+        connection.execute("SAVEPOINT job")
+        try:
+            _evaluate(state, job)
+            state.written()
+        except _RefusedData as refused:
+            connection.execute("ROLLBACK TO job")
+            state, job.changes = _State(connection), None
+            state.revision = revision
+            job.outcome = InvalidBatch(f"the database refuses the batch: {refused}")
+        connection.execute("RELEASE job")
+    return state
+
+
+def _evaluate(state: _State, job: _Write) -> None:
+    """Set the outcome of one job on the state that its predecessors left."""
+    batch = job.batch
+    if not isinstance(batch, Batch):
+        try:
+            batch = batch(state.written())
+        except ValueError as error:  # a counter without a number is an error of its caller, not of the group
+            job.outcome = error
+            return
+    found = state.rows(_keys(batch))
     for check in batch.checks:
-        row = _first_row(connection, check) if isinstance(check, EmptyRange) else found.get(check.key)
+        row = _first_row(state.written(), check) if isinstance(check, EmptyRange) else found.get(check.key)
         current = _record(row) if row else None
         if not holds(check, current):
-            job.outcome = CheckFailed(check, current, revision)
-            return revision
-    connection.execute("SAVEPOINT job")
-    try:
-        written = _write(connection, batch, found, revision + 1, job.ephemeral)
-    except _BAD_DATA as error:
-        connection.execute("ROLLBACK TO job")
-        connection.execute("RELEASE job")
-        job.outcome = InvalidBatch(f"the database refuses the batch: {error}")
-        return revision
-    connection.execute("RELEASE job")
-    if written is None:
-        job.outcome = Applied(revision)
-        return revision
-    job.outcome = Applied(revision + 1)
-    job.changes = written
-    return revision + 1
-
-
-def _write(
-    connection: sqlite3.Connection, batch: Batch, found: Mapping[str, SqliteRow], revision: Revision, ephemeral: bool
-) -> Written | None:
-    """Apply a batch. Returns None if nothing was changed. `found` are the current rows of the keys of the batch."""
-    deleted = batch.deletes & found.keys()
-    for some in _parts(deleted):
-        connection.execute(_DELETE_SOME.format(_marks(len(some))), some)
-    for start, end in batch.range_deletes:
-        deleted.update(key for (key,) in connection.execute(_DELETE_RANGE, (start, end)).fetchall())
-    known = batch.puts.keys() & found.keys()
-    rows = (
-        (key, value, revision, found[key][3] + 1 if key in known else 1, ephemeral) for key, value in batch.puts.items()
-    )
-    for part in _parts(rows):
-        marks = ",".join([f"({_marks(5)})"] * len(part))
-        connection.execute(_PUT_SOME.format(marks), tuple(chain.from_iterable(part)))
-    if not (deleted or batch.puts):
-        return None
-    return Written(revision, sorted(deleted), dict(batch.puts), known)
+            job.outcome = CheckFailed(check, current, state.revision)
+            return
+    job.changes = state.write(batch, found, job.ephemeral)
+    job.outcome = Applied(state.revision)
 
 
 def _refuse(group: Iterable[_Job[Any]], how: str) -> None:
@@ -762,12 +852,21 @@ def _revision(connection: sqlite3.Connection) -> Revision:
     return int(_one(connection, "SELECT number FROM meta WHERE name = 'revision'"))
 
 
-def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> dict[str, SqliteRow]:
-    """The rows that exist. One statement with many keys costs a third of as many statements."""
+def _rows(connection: sqlite3.Connection, keys: Iterable[str]) -> tuple[dict[str, SqliteRow], Revision]:
+    """The rows that exist, and the revision. For more keys than one statement has, call it in a transaction."""
     rows: dict[str, SqliteRow] = {}
-    for some in _parts(keys):
-        rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(_marks(len(some))), some))
-    return rows
+    parts = list(_parts(keys)) or [()]
+    for some in parts:
+        rows.update((row[0], row) for row in connection.execute(_GET_SOME.format(_marks(len(some))), some).fetchall())
+    return rows, rows.pop("")[2]
+
+
+def _found(connection: sqlite3.Connection, query: Callable[[sqlite3.Connection], Any] | tuple[str, ...]) -> Any:
+    return _snapshot(query, *_rows(connection, query)) if isinstance(query, tuple) else query(connection)
+
+
+def _snapshot(keys: Sequence[str], rows: Mapping[str, SqliteRow], revision: Revision) -> Snapshot:
+    return Snapshot({key: _record(rows[key]) if key in rows else None for key in keys}, revision)
 
 
 def _parts(items: Iterable[T]) -> Iterator[tuple[T, ...]]:

@@ -131,7 +131,7 @@ async def test_a_poisoned_apply_fails_alone(store: SqliteStore, hooks: Hooks, tm
     assert await reopened_keys(store, tmp_path / "x.db") == kept
 
 
-@pytest.mark.parametrize("statement", ["BEGIN IMMEDIATE", "SELECT key", "UPDATE meta SET number = ? WHERE name = 'r"])
+@pytest.mark.parametrize("statement", ["BEGIN IMMEDIATE", "SELECT key", "UPDATE meta SET number = CASE"])
 async def test_an_error_before_the_commit_is_definite(
     store: SqliteStore, hooks: Hooks, tmp_path: Path, statement: str
 ) -> None:
