@@ -20,6 +20,9 @@ from metatxn.wire.ids import TxnId
 
 REMEMBERED = 10_000
 """The transactions that began last. Others are read when they end."""
+REMEMBERED_KEYS = 1_000
+KEY_BYTES = 4_096
+"""Longer records are not remembered: a key may name 64 sessions."""
 
 
 class Presumed:
@@ -55,7 +58,8 @@ class Presumed:
 
 
 class PresumedKeys:
-    """The records of the transaction keys whose holders ended a transaction here, until something here reads them."""
+    """The records of the transaction keys whose holders ended a transaction here, until they begin the next one, unless
+    these are long."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[str | None, str], KeyRecord] = {}
@@ -64,8 +68,10 @@ class PresumedKeys:
         """The key was read, and then written by the apply of this revision."""
         assert key.record is not None, "a transaction of the key was ended"
         record = Record(key.record.key, value.encode(), revision, first=False)
+        if len(record.value) > KEY_BYTES:
+            return
         self._written[key.owner, key.key] = KeyRecord(key.owner, key.key, record)
-        if len(self._written) > REMEMBERED:
+        if len(self._written) > REMEMBERED_KEYS:
             del self._written[next(iter(self._written))]
 
     def take(self, owner: str | None, key: str) -> KeyRecord | None:

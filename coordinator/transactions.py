@@ -251,7 +251,7 @@ class Transactions:
                 doubt.note(lost)
             patience = self._settling.patience()
             while await patience.lasts():
-                records = known or await self._decisions.read(end.txn_id)
+                records, held = (known, key) if known else (await self._decisions.read(end.txn_id), None)
                 known = None
                 require_owner(records, caller)
                 doubt.settle()
@@ -266,7 +266,6 @@ class Transactions:
                     raise _key_lost(records)
                 try:
                     final = end.final(records, self.clock(), caller)
-                    held, key = key, None
                     return await self._decisions.decide(records, final, as_holder=end.as_holder, key=held)
                 except Overtaken as overtaken:
                     doubt.note(overtaken)

@@ -108,6 +108,8 @@ SMALL: Mapping[str, Sequence[int]] = {
     "coordinator.key_sweep.SLICE": (1, 5),
     "coordinator.key_sweep.TOGETHER": (1, 3),
     "coordinator.presumed.REMEMBERED": (0, 1),
+    "coordinator.presumed.REMEMBERED_KEYS": (0, 1),
+    "coordinator.presumed.KEY_BYTES": (1, 300),
     "coordinator.ages.PAGE": (1, 5),
     "coordinator.survey.PAGE": (1, 5),
     "metastore.api._KEYS_PER_PART": (1, 3),

@@ -678,6 +678,13 @@ class _RefusedData(Exception):
     """What the database says about the data of a batch."""
 
 
+def _told_of_refusals(statement: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return statement(*arguments)
+    except _BAD_DATA as error:
+        raise _RefusedData(str(error)) from error
+
+
 class _State:
     """The rows with the keys of a group's batches, and the revision, as the jobs of the group find and leave them.
 
@@ -701,33 +708,33 @@ class _State:
         """The rows that exist. Raises `_RefusedData`."""
         wanted = dict.fromkeys(keys)
         if unknown := [key for key in wanted if key not in self._known]:
-            try:
-                rows, _ = _rows(self._connection, unknown)
-            except _BAD_DATA as error:
-                raise _RefusedData(str(error)) from error
+            rows, _ = _told_of_refusals(_rows, self._connection, unknown)
             self._known |= dict.fromkeys(unknown)
             self._known |= rows
         return {key: row for key in wanted if (row := self._known[key]) is not None}
 
+    def first_in(self, span: EmptyRange) -> SqliteRow | None:
+        """The first row in a range. Raises `_RefusedData`."""
+        return _told_of_refusals(_first_row, self.written(), span)
+
     def written(self) -> sqlite3.Connection:
         """The connection, for a statement that sees what the jobs have written. Raises `_RefusedData`."""
-        try:
-            for some in _parts(self._deletes):
-                self._connection.execute(_DELETE_SOME.format(_marks(len(some))), some)
-            for part in _parts(self._puts.values()):
-                marks = ",".join([f"({_marks(5)})"] * len(part))
-                self._connection.execute(_PUT_SOME.format(marks), tuple(chain.from_iterable(part)))
-        except _BAD_DATA as error:
-            raise _RefusedData(str(error)) from error
+        for some in _parts(self._deletes):
+            _told_of_refusals(self._connection.execute, _DELETE_SOME.format(_marks(len(some))), some)
+        for part in _parts(self._puts.values()):
+            marks = ",".join([f"({_marks(5)})"] * len(part))
+            _told_of_refusals(self._connection.execute, _PUT_SOME.format(marks), tuple(chain.from_iterable(part)))
         self._deletes.clear()
         self._puts.clear()
         return self._connection
 
     def write(self, batch: Batch, found: Mapping[str, SqliteRow], ephemeral: bool) -> Written | None:
-        """Apply a batch. Returns None if nothing was changed. `found` are the rows of its keys."""
+        """Apply a batch. Returns None if nothing was changed. `found` are the rows of its keys. Raises
+        `_RefusedData`."""
         deleted = batch.deletes & found.keys()
-        for start, end in batch.range_deletes:
-            deleted.update(key for (key,) in self.written().execute(_DELETE_RANGE, (start, end)).fetchall())
+        for span in batch.range_deletes:
+            rows = _told_of_refusals(self.written().execute, _DELETE_RANGE, span)
+            deleted.update(key for (key,) in rows.fetchall())
         if not (deleted or batch.puts):
             return None
         self.revision += 1
@@ -797,7 +804,7 @@ def _evaluate(state: _State, job: _Write) -> None:
             return
     found = state.rows(_keys(batch))
     for check in batch.checks:
-        row = _first_row(state.written(), check) if isinstance(check, EmptyRange) else found.get(check.key)
+        row = state.first_in(check) if isinstance(check, EmptyRange) else found.get(check.key)
         current = _record(row) if row else None
         if not holds(check, current):
             job.outcome = CheckFailed(check, current, state.revision)

@@ -216,6 +216,19 @@ async def test_a_key_is_presumed_once(transactions: Transactions, store: FaultyS
     assert len(store.sent) == sent
 
 
+async def test_keys_are_presumed_within_bounds(
+    transactions: Transactions, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presumed = transactions._decisions.presumed
+    for name, bound in (("REMEMBERED_KEYS", 0), ("KEY_BYTES", 10)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"coordinator.presumed.{name}", bound)
+            key = await held(transactions)
+            begun = await begin(transactions, None if key.last_txn_id is None else TxnId.parse(key.last_txn_id))
+            await transactions.end(Commit(id_of(begun), as_holder=True))
+            assert not presumed._written
+
+
 async def test_a_begin_stores_its_intents(transactions: Transactions) -> None:
     intents = Intents()
     first = await begin_with(transactions, None, intents)

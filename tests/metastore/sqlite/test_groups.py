@@ -98,8 +98,14 @@ async def test_what_the_database_refuses_takes_nothing_along(tmp_path: Path) -> 
     for number in range(20):
         seeds = [rng.randrange(1 << 30) for _ in range(6)]
         versions = {record.key: record.version for record in await records(ours)}
-        bad = ours.batch().delete(KEYS[0]).put("/k/bad", object() if number % 2 else "\ud800")  # type: ignore[arg-type]
-        bad = bad if number % 3 else ours.batch().put("/k/\ud800", b"")
+        bad = ours.batch().delete(KEYS[0]).put("/k/bad", object())  # type: ignore[arg-type]
+        match number % 4:
+            case 1:
+                bad = ours.batch().put("/k/\ud800", b"")
+            case 2:
+                bad = ours.batch().delete_range("/k/\ud800", "/l")
+            case 3:
+                bad = ours.batch().check(EmptyRange("/k/\ud800", "/l")).put("/k/7", b"")
         at = rng.randrange(7)
         calls = [outcomes(ours, [seed], versions) for seed in seeds]
         calls.insert(at, ours.apply(bad))  # type: ignore[arg-type]

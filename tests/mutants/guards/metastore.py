@@ -254,8 +254,8 @@ METASTORE = (
         "sqlite-range-is-looked-at-before-it-is-written",
         "a check of a range sees what the group has written",
         _SQLITE,
-        "_first_row(state.written(), check)",
-        "_first_row(state._connection, check)",
+        "_first_row, self.written(), span",
+        "_first_row, self._connection, span",
         tests=("tests/metastore/sqlite/test_groups.py",),
     ),
     Mutant(
@@ -270,8 +270,8 @@ METASTORE = (
         "sqlite-range-is-deleted-before-it-is-written",
         "a range is deleted with what the group has written",
         _SQLITE,
-        "self.written().execute(_DELETE_RANGE",
-        "self._connection.execute(_DELETE_RANGE",
+        "self.written().execute, _DELETE_RANGE",
+        "self._connection.execute, _DELETE_RANGE",
         tests=("tests/metastore/sqlite/test_groups.py",),
     ),
     Mutant(
