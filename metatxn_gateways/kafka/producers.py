@@ -198,7 +198,10 @@ class Producers:
             timeout_ms=producer.timeout_ms, transaction_key=producer.key, epoch=producer.epoch, owner=producer.owner
         )
         intents = BeginIntents(segment.publisher.intents for segment in segments[:MOST_ANNOUNCED])
-        begun = await self._transactions.begin(request, follows=Follows(producer.txn_id, intents))
+        try:
+            begun = await self._transactions.begin(request, follows=Follows(producer.txn_id, intents))
+        finally:
+            intents.settle()
         if begun.header.state != "OPEN":
             await self._look(producer)
             return

@@ -425,7 +425,8 @@ def _message_routes(api: APIRouter, broker: Broker, messages: Messages) -> None:
 def _detail(segment: Segment, last_visible: Position | None, owner: str, max_open: int | None = None) -> SegmentDetail:
     buffer, horizon = segment.buffer, segment.buffer.max_read_position
     pinned_by = buffer.pinned_by
-    waiting = [transaction for transaction in buffer.tracked() if not transaction.released]
+    # Those without a pin were announced, and have written nothing.
+    waiting = [each for each in buffer.tracked() if not each.released and each.pin is not None]
     count = len(waiting)
     if max_open is not None:
         waiting = heapq.nsmallest(max_open, waiting, key=lambda each: each.pin or buffer.last_durable)

@@ -25,8 +25,7 @@ from participants.segment.owned import OwnedSegment
 from participants.txn.buffer import TrackedTransaction
 
 INTENTS_PER_APPLY = 40
-"""Each is three checks, a record and an index entry, so this stays below etcd's limit of 128 in one transaction, and
-with the longest names below the bytes of one apply."""
+"""Each is three checks, a record and an index entry, so this stays below etcd's limit of 128 in one transaction."""
 
 
 class Intents:
@@ -61,12 +60,17 @@ class Intents:
         return await self._segment.finish(self._announce_ahead(txn_ids))
 
     async def _announce_ahead(self, txn_ids: Sequence[TxnId]) -> int:
-        found = [each for txn_id in txn_ids if (each := self._unannounced(txn_id)) is not None]
+        found = [each for txn_id in dict.fromkeys(txn_ids) if (each := self._unannounced(txn_id)) is not None]
+        if not found:
+            return 0
         for transaction in found:
             transaction.maybe_stored = True
+            transaction.announcements += 1
             transaction.announced[None] = asyncio.get_running_loop().create_future()
         op = self._op(self._segment.buffer.last_durable)
-        portions = [found[at : at + INTENTS_PER_APPLY] for at in range(0, len(found), INTENTS_PER_APPLY)]
+        size = self._add(self._segment.store.batch(), found[0], op).size_bytes
+        most = max(1, min(INTENTS_PER_APPLY, self._segment.store.max_batch_bytes // 2 // size))
+        portions = [found[at : at + most] for at in range(0, len(found), most)]
         return sum(await asyncio.gather(*(self._store(portion, op) for portion in portions)))
 
     def _unannounced(self, txn_id: TxnId) -> TrackedTransaction | None:
@@ -100,22 +104,36 @@ class Intents:
         return len(transactions)
 
     def begin_with(self, batch: Batch, txn_id: TxnId) -> None:
-        """Add the intent of the writer without a name to the apply that begins its transaction. The transaction is not
-        tracked yet: without a header it would be taken for one that was collected."""
+        """Add the intent of the writer without a name to the apply that begins its transaction, unless the segment
+        knows an id that somebody has guessed: it takes that for a transaction that was collected, and may be about to
+        delete its operations. The transaction is not tracked yet, for the same reason."""
+        if self._segment.buffer.get(txn_id) is not None:
+            return
+        self._segment.beginning.add(txn_id)
         self._last += 1
         op = self._op(self._segment.buffer.last_durable)
         batch.check(self._segment.ownership.check)
         begin_with_write_op(batch, txn_id, self._generation, self._last, op)
 
     def begun_with(self, txn_id: TxnId) -> None:
-        """That apply has taken effect. If the decision is known already, a reconcile finds the intent."""
-        if self._segment.lost or self._segment.mirror.final(txn_id) is not None:
+        """That apply has taken effect. Entries rely on the intent if nothing else has made the transaction known here
+        meanwhile. If the decision is known already, a reconcile finds the intent."""
+        relied_on = txn_id in self._segment.beginning and self._segment.buffer.get(txn_id) is None
+        self.settled(txn_id)
+        if not relied_on or self._segment.lost or self._segment.mirror.final(txn_id) is not None:
             return
         transaction = self._segment.track(txn_id)
-        if transaction.decision is None and None not in transaction.announced:
-            transaction.stored = True
-            transaction.announced[None] = asyncio.get_running_loop().create_future()
-            transaction.announced[None].set_result(True)
+        transaction.stored = True
+        transaction.announced[None] = asyncio.get_running_loop().create_future()
+        transaction.announced[None].set_result(True)
+
+    def settled(self, txn_id: TxnId) -> None:
+        """The begin was answered, or nobody waits for the answer any more. What was read of it before that proves
+        nothing."""
+        self._segment.beginning.discard(txn_id)
+        known = self._segment.buffer.get(txn_id)
+        if known is not None:
+            known.announcements += 1
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -140,9 +158,11 @@ class BeginIntents:
 
     def __init__(self, intents: Iterable[Intents]) -> None:
         self._intents = list(intents)
+        self._tried: set[TxnId] = set()
 
     def add_to(self, batch: Batch, txn_id: TxnId) -> None:
         """See `coordinator.transaction_keys.StoredWithBegin`."""
+        self._tried.add(txn_id)
         for each in self._intents:
             each.begin_with(batch, txn_id)
 
@@ -150,3 +170,9 @@ class BeginIntents:
         """See `coordinator.transaction_keys.StoredWithBegin`."""
         for each in self._intents:
             each.begun_with(txn_id)
+
+    def settle(self) -> None:
+        """The begin has ended, in whatever way. To be called always."""
+        for txn_id in self._tried:
+            for each in self._intents:
+                each.settled(txn_id)

@@ -113,6 +113,9 @@ class OwnedSegment:
         self._metrics = metrics
         self.traffic = SegmentTraffic(metrics.traffic.of(record.topic))
         self.work = metrics.work
+        self.beginning: set[TxnId] = set()
+        """The transactions that begin with an intent here, until that is answered. That they have no header proves
+        nothing meanwhile."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property

@@ -85,11 +85,11 @@ class Attached(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UndecidedWrites:
-    """A transaction that is undecided on a segment, and its last intent there: none is under way."""
+    """A transaction that is undecided on a segment, and the intents that were sent for it there: none is under way."""
 
     segment: Segment
     transaction: TrackedTransaction
-    last_intent: int
+    intents_sent: tuple[int, int]
 
 
 class Segment(OwnedSegment):
@@ -190,7 +190,11 @@ class Segment(OwnedSegment):
         """The transactions whose headers a reconcile has to read."""
         if self.lost:
             return []
-        return [UndecidedWrites(self, each, each.last_intent) for each in self.buffer.undecided() if not each.intents]
+        return [
+            UndecidedWrites(self, each, each.intents_sent)
+            for each in self.buffer.undecided()
+            if not (each.is_sending_intents or each.txn_id in self.beginning)
+        ]
 
     def found(self, undecided: UndecidedWrites, record: Record | None) -> None:
         """A linearizable read that began after `undecided` was told has found this header. Act on it if it is final or
@@ -198,8 +202,10 @@ class Segment(OwnedSegment):
         transaction = undecided.transaction
         if record is not None and record.first:
             return
-        if record is None and transaction.last_intent != undecided.last_intent:
+        if record is None and transaction.intents_sent != undecided.intents_sent:
             return  # an intent was sent since then: this read proves nothing about it
+        if record is None and transaction.txn_id in self.beginning:
+            return  # it was read before the transaction has begun
         if transaction.decision is None:
             self._metrics.reconcile_repairs.inc()
             self.decide(transaction, Decision(Header.decode(record.value) if record else None))

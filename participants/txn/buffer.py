@@ -37,7 +37,8 @@ class TrackedTransaction:
     `decision` is set as soon as the header is seen to be final; from then on no append may begin. `maybe_stored` tells
     that the answer to an intent was lost: such a transaction is tracked until its decision, so that an operation record
     that arrives late is still deleted. `announced` belongs to the publisher: for each writer the intent of its first
-    entry, which is done with True once the record is stored, and with False if it is not known to be.
+    entry, which is done with True once the record is stored, and with False if it is not known to be. `announcements`
+    counts those that were stored, or were to be, before there was an entry.
     """
 
     txn_id: TxnId
@@ -53,6 +54,17 @@ class TrackedTransaction:
     decision: Decision | None = None
     released: bool = False
     announced: dict[str | None, asyncio.Future[bool]] = field(default_factory=dict)
+    announcements: int = 0
+
+    @property
+    def intents_sent(self) -> tuple[int, int]:
+        """A value that changes with each intent that is sent."""
+        return self.last_intent, self.announcements
+
+    @property
+    def is_sending_intents(self) -> bool:
+        """Whether the answer to an intent has not come yet, or its entry has no position yet."""
+        return bool(self.intents) or not all(each.done() for each in self.announced.values())
 
     @property
     def pin(self) -> Position | None:

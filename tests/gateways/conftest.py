@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from coordinator.transactions import Transactions
@@ -23,6 +25,7 @@ from tests.participants.segment.world import World
 PATIENCE_S = 20
 """A client that waits longer has failed."""
 Record = tuple[int, bytes | None, bytes | None]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 @dataclass
@@ -34,6 +37,12 @@ class Serving:
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.broker.store)
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, LoopFactory]:
+    """The loop of the services. What is due at the same time it does in another order than asyncio's, on which two
+    batches of a connection have changed places unseen."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 class Clients:

@@ -14,15 +14,19 @@ from typing import Any
 import pytest
 
 from coordinator.key_sweep import KeySweep
+from coordinator.transactions import Transactions
+from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.key_records import read_key
+from metastore.txn.store import INDEXES, read_transaction
 from metastore.versions import ClusterVersion
 from metatxn.wire.ids import TxnId
 from metatxn_gateways.kafka.codes import KafkaCode
+from metatxn_gateways.kafka.producers import Producers
 from metatxn_gateways.kafka.requests import OFFERED
 from tests.gateways.asking import Asking, Holder, asked, batch, code_in, made
 from tests.gateways.conftest import Gateway
-from tests.participants.segment.faulty_store import INTENT, Fault
+from tests.participants.segment.faulty_store import INTENT, Fault, puts
 
 
 async def test_requests_at_the_same_time_find_one_producer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +194,81 @@ async def test_a_reconcile_during_the_begin_takes_nothing_from_it(gateway: Gatew
     assert (await ask.produce("t", 0, b"b", holder=holder, sequence=1))[0] == KafkaCode.NONE
     assert await ask.end(holder, commit=True) == KafkaCode.NONE
     assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ==", "Yg=="]
+
+
+async def test_what_was_announced_before_it_began_has_no_intent_of_its_begin(gateway: Gateway) -> None:
+    """An id that somebody has guessed is taken for one that was collected, and its operations are deleted. That must
+    not be those of a transaction that begins meanwhile: nothing would hide its entries once they are aborted."""
+    holder, ask = await begun(gateway), Asking.of(gateway)
+    last = await held_by_x(gateway)
+    assert await ask.end(holder, commit=True) == KafkaCode.NONE
+    following = TxnId(last.coordinator, last.sequence + 1)
+    (place,) = (await gateway.http.get("/v1/topics/t")).json()["segments"]
+    segment = gateway.broker.serving(place["segment"])
+    assert segment is not None
+    body = {"txn_ids": [following], "segments": [segment.id]}
+    assert (await gateway.http.post("/v1/intents", json=body)).json() == {"stored": 0}
+    deletion = gateway.world.store.hold_range(paths.write_ops_of_segment(following, segment.id), unread=True)
+    await gateway.broker.reconcile()
+    await deletion.reached.wait()
+    begin = gateway.world.store.fault(Fault(puts(paths.HEADERS), hold_after=True))
+    adding = asyncio.create_task(ask.add_partitions(holder, ("t", 0)))
+    await begin.reached.wait()
+    deletion.go.set()
+    while segment.buffer.get(following) is not None:
+        await asyncio.sleep(0)
+    begin.go.set()
+    assert await adding == KafkaCode.NONE and await held_by_x(gateway) == following
+    assert (await ask.produce("t", 0, b"never", holder=holder, sequence=1))[0] == KafkaCode.NONE
+    assert await ask.end(holder, commit=False) == KafkaCode.NONE
+    await gateway.crash()
+    assert [each["value_base64"] for each in await gateway.browse("t")] == ["YQ=="]
+
+
+async def held_by_x(gateway: Gateway) -> TxnId:
+    held = await gateway.transactions.keys.get("kafka:x")
+    assert held.txn_id is not None
+    return TxnId.parse(held.txn_id)
+
+
+async def test_an_end_behind_a_late_look_ends_what_the_key_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look of a batch tells of the first transaction when the second is open."""
+    store, now = MemoryStore(INDEXES), iter(range(1_000, 100_000))
+    producers = Producers(store, Transactions(store, lambda: next(now), 7))
+    producer = await producers.transactional("x", await producers.connect("x", 60_000, None), 0)
+    await producers.add(producer, [])
+    first, late, waits = producer.txn_id, asyncio.Event(), asyncio.Event()
+
+    async def read_late(*place: Any) -> Any:
+        found = await read_key(*place)
+        waits.set()
+        await late.wait()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("metatxn_gateways.kafka.producers.read_key", read_late)
+        looking = asyncio.create_task(producers.open_transaction(producer, refused=first))
+        await waits.wait()
+    await producers.end(producer, commit=True)
+    await producers.add(producer, [])
+    second = producer.txn_id
+    assert second is not None
+    late.set()
+    await looking
+    assert producer.txn_id == first
+    await producers.end(producer, commit=True)
+    records = await read_transaction(store, second)
+    assert records is not None and records.header.state == "COMMITTED"
+
+
+async def test_a_begin_stores_a_bounded_number_of_intents(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metatxn_gateways.kafka.producers.MOST_ANNOUNCED", 2)
+    holder, ask = Holder("x"), Asking.of(gateway)
+    await gateway.create("u", segments=4)
+    assert await ask.init(holder) == KafkaCode.NONE
+    assert await ask.add_partitions(holder, *(("u", number) for number in range(4))) == KafkaCode.NONE
+    (begin,) = [batch for batch in gateway.world.store.applied if INTENT(batch)]
+    assert sum(key.startswith(paths.OPS) for key in begin.puts) == 2
 
 
 async def test_a_producer_gets_its_next_id_once_however_often_it_asks(gateway: Gateway) -> None:

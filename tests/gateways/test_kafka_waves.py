@@ -23,7 +23,6 @@ from metatxn.wire import errors
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.position import Position
 from metatxn_gateways.kafka import sequences as sequences_module
-from metatxn_gateways.kafka import wave_pace
 from metatxn_gateways.kafka.codes import KafkaCode, KafkaError
 from metatxn_gateways.kafka.sequences import Arrived, NotTheFollowing, Sequences
 from metatxn_gateways.kafka.turns import Turns
@@ -169,8 +168,13 @@ async def test_a_wave_is_bounded(gateway: Gateway, name: str, most: int, monkeyp
 
 async def test_a_wave_waits_for_what_its_client_sends_next(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = await Batches.of(gateway, transactional=False)
-    monkeypatch.setattr(wave_pace, "LONGEST_PAUSE", 1e9)
-    monkeypatch.setattr(wave_pace, "LONGEST_PAUSE_S", 1e9)
+    ended = WavePace.ended
+
+    def ended_after_long(pace: WavePace, on_their_way: int) -> None:
+        ended(pace, on_their_way)
+        pace._latest_s = asyncio.get_running_loop().time() + 1_000
+
+    monkeypatch.setattr(WavePace, "ended", ended_after_long)
     sent = await batches.held(0, 1, 2)  # two are on their way at the end of both waves
     gateway.process.device.go()
     assert await asyncio.gather(*sent) == well(0, 1, 2)

@@ -15,6 +15,8 @@ import metatxn
 from metatxn.expected_writes import ALIKE, ASK_AGAIN_S, MOST_WRITING, ExpectedWrites
 from metatxn.wire.broker import MAX_ANNOUNCED_SEGMENTS
 from metatxn.wire.errors import ErrorCode
+from metatxn.wire.frames import Entry, PayloadKind
+from metatxn.wire.ids import TxnId
 from tests.metatxn.fake_cluster import Fault, answering, lost
 from tests.metatxn.test_begun_ahead import PAUSE_S, Timed, run
 from tests.metatxn.test_entry_groups import HIGH, LOW
@@ -108,6 +110,40 @@ def test_a_broker_of_an_earlier_release_is_asked_once_in_a_while() -> None:
     run(story, timed)
 
 
+def test_an_unknown_transaction_does_not_make_a_broker_one_of_an_earlier_release() -> None:
+    timed = Timed()
+    timed.cluster.before = [(INTENTS, answering(ErrorCode.TXN_NOT_FOUND))]
+
+    async def story(client: metatxn.AsyncClient) -> None:
+        await write(client)
+        await client.close()
+
+    run(story, timed)
+    assert timed.count(INTENTS) > 1 and timed.cluster.announced
+
+
+def test_entries_of_a_writer_announce_nothing() -> None:
+    """Writers are new each time, and an announcement covers only entries without one."""
+    timed = Timed()
+
+    async def story(client: metatxn.AsyncClient) -> None:
+        connection = client._connection
+        await connection.layout("t")
+        connection._publishing.publish = published  # type: ignore[method-assign]
+        for _ in range(TRANSACTIONS):
+            txn = await client.begin()
+            await connection.publish("s-0", Entry(b"", PayloadKind.BYTES, 1, TxnId.parse(txn.id), "w"))
+            await txn.commit()
+            await asyncio.sleep(PAUSE_S)
+        await client.close()
+
+    async def published(segment: str, entry: Entry) -> str:
+        return "0:0"
+
+    run(story, timed)
+    assert timed.cluster.announced == []
+
+
 def expected_after(*written: set[str]) -> int:
     """How many segments are expected of the next transaction after these."""
     writes = ExpectedWrites(None, None)  # type: ignore[arg-type]  # nothing is sent
@@ -130,6 +166,11 @@ def test_only_what_each_of_the_last_transactions_wrote_to_is_expected() -> None:
 
 
 def test_what_never_ends_is_forgotten() -> None:
+    """And of a wide transaction no more than tells that it is one."""
+    wide = ExpectedWrites(None, None)  # type: ignore[arg-type]  # nothing is sent
+    for number in range(1_000):
+        wide.writes("1", str(number))
+    assert len(wide._writing["1"]) == MAX_ANNOUNCED_SEGMENTS + 1
     writes = ExpectedWrites(None, None)  # type: ignore[arg-type]  # nothing is sent
     for number in range(2 * MOST_WRITING):
         writes.writes(str(number), "a")

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import zip_longest
@@ -36,6 +37,8 @@ from tests.simulation.network import Answer, Network, NoAnswer, Request, Unreach
 from tests.simulation.world import World
 
 PATIENCE_S = 25.0
+ANNOUNCED = 0.3
+"""The share of the writes without a writer that are announced."""
 _JSON = {"content-type": "application/json"}
 _BYTES = {"content-type": "application/octet-stream"}
 _MESSAGES = {"content-type": MESSAGES_MEDIA_TYPE}
@@ -107,6 +110,7 @@ class Client:
         """Of each segment the broker that has answered last."""
         self._random = random
         self._history = history
+        self._announcing: set[asyncio.Task[None]] = set()
         self.epoch: int | None = None
         """Of its topic, which it has for itself, or has had."""
         self.as_messages = False
@@ -344,6 +348,8 @@ class Client:
         while True:
             place = [place for place in layout if place.holds(payload["key"])][-1]
             path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
+            if txn_id is not None and writer is None:
+                self._perhaps_announce(place.segment, txn_id)
             try:
                 answer = await self._ask(
                     "POST",
@@ -445,6 +451,20 @@ class Client:
         return said["messages"], said["next"]
 
     # -- one call ----------------------------------------------------------------------------------------------
+
+    def _perhaps_announce(self, segment: str, txn_id: str) -> None:
+        """The broker is told of the write by a request beside it, which may be earlier or later (DESIGN §5.1)."""
+        if Random(f"{txn_id} {segment}").random() < ANNOUNCED:
+            announcing = asyncio.create_task(self._announce(segment, txn_id))
+            self._announcing.add(announcing)
+            announcing.add_done_callback(self._announcing.discard)
+
+    async def _announce(self, segment: str, txn_id: str) -> None:
+        """Nothing depends on it, so it is sent once, and is no part of the history."""
+        server = self._owners.get(segment) or self._brokers[0]
+        content = json.dumps({"txn_ids": [txn_id], "segments": [segment]}).encode()
+        with suppress(Unreachable, NoAnswer):
+            await self._network.request(Request("POST", url(server, "/v1/intents"), content, _JSON))
 
     async def _ask(
         self,

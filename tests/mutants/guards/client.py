@@ -21,6 +21,25 @@ CLIENT = (
         tests=("tests/metatxn/test_expected_writes.py",),
     ),
     Mutant(
+        "announces-what-writers-wrote",
+        "only writes without a writer are expected",
+        "metatxn/connection.py",
+        "entry.txn_id is not None and entry.writer is None",
+        "entry.txn_id is not None",
+        tests=("tests/metatxn/test_expected_writes.py::test_entries_of_a_writer_announce_nothing",),
+    ),
+    Mutant(
+        "unknown-transaction-ends-announcements",
+        "a transaction that is unknown does not make a broker one of an earlier release",
+        "metatxn/expected_writes.py",
+        " and not isinstance(error, TransactionNotFound)",
+        "",
+        tests=(
+            "tests/metatxn/test_expected_writes.py"
+            "::test_an_unknown_transaction_does_not_make_a_broker_one_of_an_earlier_release",
+        ),
+    ),
+    Mutant(
         "announcements-are-sent-to-whoever-knows-none",
         "a broker of an earlier release is not asked for announcements again and again",
         "metatxn/expected_writes.py",

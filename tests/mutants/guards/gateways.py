@@ -255,6 +255,22 @@ GATEWAYS = (
         tests=(_PRODUCERS, _BROKERS),
     ),
     Mutant(
+        "end-of-what-was-read-for-another",
+        "5.22: the records that were read are those of the transaction that ends",
+        "metatxn_gateways/kafka/producers.py",
+        "records is not None and records.txn_id == txn_id",
+        "records is not None",
+        tests=(f"{_PRODUCERS}::test_an_end_behind_a_late_look_ends_what_the_key_names",),
+    ),
+    Mutant(
+        "begin-stores-any-number-of-intents",
+        "11: a begin stores a bounded number of intents",
+        "metatxn_gateways/kafka/producers.py",
+        "segments[:MOST_ANNOUNCED]",
+        "segments",
+        tests=(f"{_PRODUCERS}::test_a_begin_stores_a_bounded_number_of_intents",),
+    ),
+    Mutant(
         "begin-behind-any-transaction",
         "5.22: a begin is refused behind another transaction than the one that it names",
         _KEYS,

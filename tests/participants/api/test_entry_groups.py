@@ -106,6 +106,21 @@ async def test_one_entry_is_refused_and_the_others_are_appended(process: BrokerP
     assert [await read(process, segment, wait_ms=5_000) for segment in (one, two)] == [["1"], ["2"]]
 
 
+async def test_nothing_is_announced_where_nothing_is_taken(process: BrokerProcess, world: World) -> None:
+    """On sealed segments, and those of other brokers; what is named twice counts once."""
+    (one,), (sealed,) = await process.create("t"), await process.create("u")
+    await process.http.post(f"/v1/segments/{enc(sealed)}/seal", json={})
+    txn = str(await world.begin())
+    body = {"txn_ids": [txn, txn], "segments": [one, sealed, one, "segment://no/such/one/0000-ffff-0"]}
+    assert (await process.http.post("/v1/intents", json=body)).json() == {"stored": 1}
+    refused: list[dict[str, Any]]
+    refused = [{"txn_ids": []}, {"txn_ids": ["x"]}, {"segments": []}, {"segments": [one] * 17}, {"more": 1}]
+    for wrong in refused:
+        answer = await process.http.post("/v1/intents", json=body | wrong)
+        (name,) = wrong
+        assert answer.status_code == 422 and answer.json()["field"].startswith(name), answer.text
+
+
 async def test_each_entry_belongs_to_its_writer(process: BrokerProcess, world: World) -> None:
     one, two = await process.create("t", 2)
     txn = await world.begin()

@@ -89,9 +89,9 @@ class FaultyStore(StoredIndexes):
         self._reads.append(held)
         return held
 
-    def hold_range(self, prefix: str) -> HeldRead:
-        """Hold the answer of the next range that begins with `prefix`."""
-        held = HeldRead(lambda keys: keys[0].startswith(prefix))
+    def hold_range(self, prefix: str, *, unread: bool = False) -> HeldRead:
+        """Hold the answer of the next range that begins with `prefix`, or with `unread` its request."""
+        held = HeldRead(lambda keys: keys[0].startswith(prefix), unread)
         self._ranges.append(held)
         return held
 
@@ -150,6 +150,8 @@ class FaultyStore(StoredIndexes):
             await held.go.wait()
             if held.error is not None:
                 raise held.error
+            if held.unread:
+                return await self.inner.range(start, end, limit=limit, reverse=reverse, keys_only=keys_only)
         return found
 
     def watch(self, prefix: str, from_revision: Revision) -> Watch:

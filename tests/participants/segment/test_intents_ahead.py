@@ -19,13 +19,14 @@ from metastore.txn.store import begin
 from metastore.types import Batch
 from metatxn.wire import errors
 from metatxn.wire.ids import TxnId
+from participants.api.routes import _detail
 from participants.segment import intents as intents_module
 from participants.segment.intents import BeginIntents
 from participants.segment.reconciling import reconcile_segments
 from participants.segment.rolling import roll
 from participants.segment.segment import Segment
 from participants.segment.trimming import trim
-from tests.participants.segment.faulty_store import INTENT, Fault
+from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import (
     SEGMENT,
     World,
@@ -355,16 +356,13 @@ async def begun_with(world: World, segment: Segment) -> TxnId:
     """A transaction that began in one apply with its intent, whose answer has come."""
     txn, with_begin = await begin_with(world, segment)
     with_begin.stored(txn)
+    with_begin.settle()
     return txn
 
 
 async def begin_with(world: World, segment: Segment) -> tuple[TxnId, BeginIntents]:
     txn = TxnId(7, next(world._numbers))
-    header = (await world._records(await world.begin())).header
-    batch, with_begin = begin(world.store.batch(), txn, header), BeginIntents([segment.publisher.intents])
-    with_begin.add_to(batch, txn)
-    await world.store.apply(batch)
-    return txn, with_begin
+    return txn, await begin_under(world, segment, txn)
 
 
 @pytest.mark.parametrize("state", [TxnState.COMMITTED, TxnState.ABORTED])
@@ -421,11 +419,166 @@ async def test_a_begin_that_is_under_way_is_not_taken_for_one_that_was_collected
     assert await committed(segment) == ["A"]
 
 
+async def begin_under(world: World, segment: Segment, txn: TxnId) -> BeginIntents:
+    header = (await world._records(await world.begin())).header
+    batch, with_begin = begin(world.store.batch(), txn, header), BeginIntents([segment.publisher.intents])
+    with_begin.add_to(batch, txn)
+    await world.store.apply(batch)
+    return with_begin
+
+
+@pytest.mark.parametrize("state", [TxnState.COMMITTED, TxnState.ABORTED])
+async def test_a_read_from_before_the_begin_refuses_nothing_that_was_announced_before(
+    world: World, state: TxnState
+) -> None:
+    """Somebody has guessed the id, so the segment knows it. The begin stores no intent then."""
+    segment = await world.segment()
+    txn = TxnId(7, 1)
+    assert await announced(segment, txn) == 0
+    read = world.store.hold_read(lambda keys: paths.header(txn) in keys)
+    reconciling = asyncio.create_task(reconciled(world, segment))
+    await read.reached.wait()
+    with_begin = await begin_under(world, segment, txn)
+    with_begin.stored(txn)
+    with_begin.settle()
+    assert await world.operations(txn) == []
+    read.go.set()
+    await reconciling
+    await publish(segment, "A", txn)
+    segment = await world.reopened()
+    assert await committed(segment) == []
+    await world.decide(txn, state)
+    await materialized(segment, txn)
+    assert await committed(segment) == (["A"] if state is TxnState.COMMITTED else [])
+
+
+async def test_what_is_announced_while_it_begins_relies_on_no_intent_of_the_begin(world: World) -> None:
+    """The announcement is still under way when the begin is answered, and an entry waits for it."""
+    segment = await world.segment()
+    txn = TxnId(7, 1)
+    header = (await world._records(await world.begin())).header
+    batch, with_begin = begin(world.store.batch(), txn, header), BeginIntents([segment.publisher.intents])
+    with_begin.add_to(batch, txn)
+    held = world.store.fault(Fault(INTENT, hold_before=True))
+    announcing = asyncio.create_task(announced(segment, txn))
+    await held.reached.wait()
+    await world.store.apply(batch)
+    writing = sending(segment, "A", txn)
+    await asyncio.sleep(0)
+    with_begin.stored(txn)
+    with_begin.settle()
+    held.go.set()
+    await announcing
+    await writing
+    await world.abort(txn)
+    await materialized(segment, txn)
+    assert await world.operations(txn) == [] == await committed(segment)
+
+
+async def test_what_is_announced_while_it_begins_is_not_decided(world: World) -> None:
+    """A reconcile finds no header. What it would delete as a collected one's is late, and must not be what an entry
+    needs."""
+    segment = await world.segment()
+    txn = TxnId(7, 1)
+    header = (await world._records(await world.begin())).header
+    held = world.store.fault(Fault(puts(paths.HEADERS), hold_before=True))
+    deletion = world.store.hold_range(paths.write_ops_of_segment(txn, SEGMENT), unread=True)
+    batch, with_begin = begin(world.store.batch(), txn, header), BeginIntents([segment.publisher.intents])
+    with_begin.add_to(batch, txn)
+    beginning = asyncio.create_task(world.store.apply(batch))
+    await held.reached.wait()
+    assert await announced(segment, txn) == 0
+    await reconciled(world, segment)
+    held.go.set()
+    await beginning
+    with_begin.stored(txn)
+    with_begin.settle()
+    await publish(segment, "never", txn)
+    deletion.go.set()
+    await world.abort(txn)
+    segment = await world.reopened()
+    assert await committed(segment) == [] and not segment.beginning
+
+
+async def test_a_begin_that_has_no_answer_is_not_remembered(world: World) -> None:
+    segment = await world.segment()
+    with_begin = await begin_under(world, segment, TxnId(7, 1))
+    assert segment.beginning
+    with_begin.settle()
+    assert not segment.beginning
+
+
+async def test_a_reconcile_waits_for_an_announcement_that_is_under_way(world: World) -> None:
+    """The header that it found missing may be there before the announcement is."""
+    segment = await world.segment()
+    txn = TxnId(7, 1)
+    held = world.store.fault(Fault(INTENT, hold_before=True))
+    deletion = world.store.hold_range(paths.write_ops_of_segment(txn, SEGMENT))
+    announcing = asyncio.create_task(announced(segment, txn))
+    await held.reached.wait()
+    await reconciled(world, segment)
+    (await begin_under(world, segment, txn)).settle()
+    held.go.set()
+    await announcing
+    await publish(segment, "A", txn)
+    deletion.go.set()
+    await world.commit(txn)
+    await materialized(segment, txn)
+    assert await committed(segment) == ["A"]
+
+
+@pytest.mark.parametrize("way", ["announced", "begun"])
+async def test_what_an_append_under_way_has_assigned_is_no_lower_bound(world: World, way: str) -> None:
+    """If it fails for lack of space, its position is given out again."""
+    node = await world.first_node()
+    segment = await node.open()
+    last = await publish(segment, "A")
+    node.device.hold()
+    writing = sending(segment, "B")
+    while segment.ledgers.open is not None and segment.ledgers.open.last_assigned == last:
+        await asyncio.sleep(0)
+    txn = TxnId(7, 1) if way == "begun" else await world.begin()
+    if way == "begun":
+        (await begin_under(world, segment, txn)).settle()
+    else:
+        await announced(segment, txn)
+    assert (await stored_op(world, txn)).after == str(last)
+    node.device.go()
+    await writing
+
+
+async def test_a_transaction_that_is_named_twice_is_announced_once(world: World) -> None:
+    segment = await world.segment()
+    txn = await world.begin()
+    assert await announced(segment, txn, txn) == 1
+
+
+async def test_as_many_intents_as_fit_share_an_apply(world: World) -> None:
+    """With the longest names fewer than etcd's limit of 128 checks allows."""
+    assert 3 * intents_module.INTENTS_PER_APPLY + 1 <= 128
+    name = "segment://t/n/" + "😀" * 508 + "/0000-ffff-0"
+    segment = await (await world.first_node(name)).open(name)
+    txns = [await world.begin() for _ in range(intents_module.INTENTS_PER_APPLY)]
+    assert await announced(segment, *txns) == len(txns)
+    assert len(intents_in(world)) == 3
+
+
+async def test_people_are_not_told_that_it_holds_back_readers(world: World) -> None:
+    segment = await world.segment()
+    only_announced, writing = await world.begin(), await world.begin()
+    await announced(segment, only_announced, writing)
+    await publish(segment, "A", writing)
+    detail = _detail(segment, None, "owner")
+    assert [each.txn_id for each in detail.open_transactions] == [str(writing)] and detail.open_count == 1
+
+
 async def test_a_begin_whose_answer_was_lost_leaves_nothing(world: World) -> None:
     """The intent is found by a reconcile, whether the transaction is open then or not."""
     segment = await world.segment()
-    open_one, _ = await begin_with(world, segment)
-    ended, _ = await begin_with(world, segment)
+    open_one, begin_of_open = await begin_with(world, segment)
+    ended, begin_of_ended = await begin_with(world, segment)
+    begin_of_open.settle()
+    begin_of_ended.settle()
     await world.abort(ended)
     await reconciled(world, segment)
     await materialized(segment, ended)
