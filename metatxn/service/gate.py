@@ -154,13 +154,7 @@ class Gate:
     # -- through -----------------------------------------------------------------------------------------------
 
     async def _let_through(self, scope: Scope, receive: Receive, send: Send, charge: Charge | None) -> None:
-        asked = ASKED.set(receive)
-        try:
-            await self._pass_on(scope, receive, send, charge)
-        finally:
-            ASKED.reset(asked)
-
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, charge: Charge | None) -> None:
+        ASKED.set(receive)
         scope[BODY] = b""
         if _has_body(scope):
             try:

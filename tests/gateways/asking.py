@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import struct
@@ -17,7 +18,9 @@ from crc32c import crc32c
 from kio.index import load_payload_module
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
+from starlette.types import Message
 
+from metatxn.service.departure import ASKED
 from metatxn.wire.record_batches import KafkaRecord, decode_records
 from metatxn_gateways.kafka.schemas import _entity
 from metatxn_gateways.kafka.service import KafkaListener
@@ -69,10 +72,16 @@ class HasListener(Protocol):
 
 
 async def asked(gateway: HasListener, api_key: int, version: int, entity: Any) -> Any:
-    """The answer of the listener, on a connection of its own."""
+    """The answer of the listener, on a connection of its own. Its client waits for it: what a test has asked of REST
+    before, in the same task, is over."""
+    ASKED.set(_nothing_more)
     parts = await gateway.listener._connect()(framed(api_key, version, entity))
     assert parts is not None
     return read_answer(api_key, version, b"".join(parts))
+
+
+async def _nothing_more() -> Message:
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
 async def code_in(gateway: HasListener, api_key: int, version: int, kind: str, **values: Any) -> tuple[Any, int]:

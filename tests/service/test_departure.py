@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from metatxn.service.departure import ASKED, caller_left
+from metatxn.service.departure import caller_left
 from metatxn.service.http import create_app
 from metatxn.service.server import HttpServer
 
@@ -61,15 +60,3 @@ async def test_a_client_that_hangs_up_has_left(request_: bytes) -> None:
     await waiting.answered.wait()
     await http.stop()
     assert waiting.answers == [False, True]
-
-
-async def test_who_calls_the_service_in_its_own_task_is_not_taken_for_its_client() -> None:
-    """What it does afterwards is not given up because that request is over."""
-    app = create_app("a service", "under test", "0", CollectorRegistry())
-
-    @app.get("/x")
-    async def x() -> None: ...
-
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as client:
-        assert (await client.get("/x")).status_code == 200
-    assert ASKED.get(None) is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -110,7 +110,6 @@ class Client:
         """Of each segment the broker that has answered last."""
         self._random = random
         self._history = history
-        self._announcing: set[asyncio.Task[None]] = set()
         self.epoch: int | None = None
         """Of its topic, which it has for itself, or has had."""
         self.as_messages = False
@@ -348,18 +347,19 @@ class Client:
         while True:
             place = [place for place in layout if place.holds(payload["key"])][-1]
             path = f"/v1/segments/{quote(place.segment, safe='')}/entries"
-            if txn_id is not None and writer is None:
-                self._perhaps_announce(place.segment, txn_id)
+            asking = self._ask(
+                "POST",
+                self._brokers,
+                path,
+                query,
+                content=content,
+                headers=headers,
+                segment=place.segment,
+                patience_s=patience_s,
+            )
             try:
-                answer = await self._ask(
-                    "POST",
-                    self._brokers,
-                    path,
-                    query,
-                    content=content,
-                    headers=headers,
-                    segment=place.segment,
-                    patience_s=patience_s,
+                answer = await (
+                    asking if writer is not None else self._perhaps_announced(place.segment, txn_id, asking)
                 )
                 said = answer.json()
                 (held, *_) = said.get("appended") or [said | {"segment": place.segment}]
@@ -452,12 +452,15 @@ class Client:
 
     # -- one call ----------------------------------------------------------------------------------------------
 
-    def _perhaps_announce(self, segment: str, txn_id: str) -> None:
+    async def _perhaps_announced(self, segment: str, txn_id: str | None, asking: Coroutine[Any, Any, Answer]) -> Answer:
         """The broker is told of the write by a request beside it, which may be earlier or later (DESIGN §5.1)."""
-        if Random(f"{txn_id} {segment}").random() < ANNOUNCED:
-            announcing = asyncio.create_task(self._announce(segment, txn_id))
-            self._announcing.add(announcing)
-            announcing.add_done_callback(self._announcing.discard)
+        if txn_id is None or Random(f"{txn_id} {segment}").random() >= ANNOUNCED:
+            return await asking
+        answer: Answer | BaseException
+        answer, _ = await asyncio.gather(asking, self._announce(segment, txn_id), return_exceptions=True)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     async def _announce(self, segment: str, txn_id: str) -> None:
         """Nothing depends on it, so it is sent once, and is no part of the history."""

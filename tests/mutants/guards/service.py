@@ -15,16 +15,6 @@ _BROKER_REST = "tests/participants/api/test_rest.py"
 
 SERVICE = (
     Mutant(
-        "request-that-is-over-is-the-current-one",
-        "outside requests nobody has left",
-        "metatxn/service/gate.py",
-        "            ASKED.reset(asked)\n",
-        "            pass\n",
-        tests=(
-            "tests/service/test_departure.py::test_who_calls_the_service_in_its_own_task_is_not_taken_for_its_client",
-        ),
-    ),
-    Mutant(
         "body-kept-by-idle-connections",
         "a connection that is idle does not keep the body of its last request",
         _GATE,
