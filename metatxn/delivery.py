@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -100,10 +100,10 @@ class Format(Protocol[T]):
         """The item or its pieces, each with the segment it goes to. Called once for each item, and again for those that
         move when the layout changes."""
 
-    def encode(self, items: list[T]) -> tuple[bytes, int]:
+    def encode(self, items: Sequence[T]) -> tuple[bytes, int]:
         """The payload of one entry, and its count of messages or rows."""
 
-    def done(self, items: list[T], outcome: str | MetatxnError) -> None:
+    def done(self, items: Sequence[T], outcome: str | MetatxnError) -> None:
         """The items are durable at this position, or they failed."""
 
 
@@ -231,8 +231,9 @@ class OrderedDelivery(Generic[T]):
             await asyncio.sleep(0)
 
     @property
-    def is_open(self) -> bool:
-        return self._layout is not None
+    def layout(self) -> Layout | None:
+        """The topic's layout, or None if this is not open."""
+        return self._layout
 
     async def open(self) -> None:
         """Read the topic's layout. Raises `NotFound`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from metatxn.topics import Layout
-from metatxn.wire.batches import pack_batch
+from metatxn.wire.batches import PackedMessage, pack_batch, unpacked_messages
 from metatxn.wire.errors import InvalidArgument, MetatxnError
 from metatxn.wire.frames import NO_SEQUENCE, PayloadKind
 from metatxn.wire.record_batches import Codec
@@ -22,17 +22,70 @@ STICKY_MESSAGES = 100
 entries; and those of a small transaction need only one intent."""
 
 
+class Together:
+    """What becomes of messages that are sent together. `future` tells their positions, in order, or the first failure;
+    it is of the kind that its sender can wait for."""
+
+    def __init__(self, future: asyncio.Future[list[str]] | concurrent.futures.Future[list[str]], count: int) -> None:
+        self._future = future
+        self._positions = [""] * count
+        self._left = count
+
+    def landed(self, places: Collection[int], outcome: str | MetatxnError) -> None:
+        """The messages at these places are durable at this position, or have failed. Each place lands once."""
+        if self._future.done():
+            return  # another one has failed, or nobody waits
+        if not isinstance(outcome, str):
+            self._future.set_exception(outcome)
+            self._future.exception()  # retrieved, see `MessageFormat.done`
+            return
+        for place in places:
+            self._positions[place] = outcome
+        self._left -= len(places)
+        if self._left == 0:
+            self._future.set_result(self._positions)
+
+
 @dataclass(slots=True)
 class Outgoing:
-    """A queued message. `future` is of the kind that its sender can wait for."""
+    """A queued message. `future` is of the kind that its sender can wait for, or that of several messages."""
 
     key: str | None
     prefix: bytes
     content: bytes
-    future: asyncio.Future[str] | concurrent.futures.Future[str]
+    future: asyncio.Future[str] | concurrent.futures.Future[str] | Together
     sequence: int = NO_SEQUENCE
     """The message's own sequence, if the producer is sequenced."""
+    place: int = 0
+    """Its place among those that are sent together."""
     number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Portion:
+    """Messages that are sent together, have one home, and fill an entry, which is encoded already. Nothing else goes
+    into that, so `size` is what an entry may have, whatever this one has."""
+
+    payload: bytes
+    places: Sequence[int]
+    keys: set[str | None]
+    home: tuple[Layout, str] | None
+    """The segment of all keys, in this layout. Messages without a key have none."""
+    together: Together
+    size: int
+    sequence: int = NO_SEQUENCE
+    """Messages of a sequenced producer are not sent together."""
+    number: int = 0
+
+    def messages(self) -> list[Outgoing]:
+        """The messages, one by one."""
+        return [
+            Outgoing(key, *packed, self.together, place=place)
+            for place, (key, packed) in zip(self.places, unpacked_messages(self.payload), strict=True)
+        ]
+
+
+Queued = Outgoing | Portion
 
 
 def check_compression(compression: str | None) -> None:
@@ -56,13 +109,23 @@ class MessageFormat:
         self._known: tuple[Layout, str] | None = None
         """The segment whose turn it is, in this layout."""
 
-    def size(self, item: Outgoing) -> int:
+    def size(self, item: Queued) -> int:
+        if isinstance(item, Portion):
+            return item.size
         return len(item.prefix) + len(item.content) + RECORD_BYTES
 
-    def keys(self, items: Iterable[Outgoing]) -> set[Hashable]:
-        return {item.key for item in items}
+    def keys(self, items: Iterable[Queued]) -> set[Hashable]:
+        found: set[Hashable] = set()
+        for item in items:
+            if isinstance(item, Portion):
+                found |= item.keys
+            else:
+                found.add(item.key)
+        return found
 
-    def split(self, item: Outgoing, layout: Layout) -> Iterable[tuple[str, Outgoing]]:
+    def split(self, item: Queued, layout: Layout) -> Iterable[tuple[str, Queued]]:
+        if isinstance(item, Portion):
+            return self._split(item, layout)
         if item.key is not None:
             return ((layout.segment_of(item.key), item),)
         if self._in_turn >= BATCH_MESSAGES:
@@ -72,20 +135,38 @@ class MessageFormat:
             self._known = layout, layout.any_segment(self._turn)
         return ((self._known[1], item),)
 
-    def encode(self, items: list[Outgoing]) -> tuple[bytes, int]:
+    def _split(self, portion: Portion, layout: Layout) -> Iterable[tuple[str, Queued]]:
+        if portion.home is None:
+            self._next_turn()
+            return ((layout.any_segment(self._turn), portion),)
+        if portion.home[0] is layout:
+            return ((portion.home[1], portion),)
+        return [piece for each in portion.messages() for piece in self.split(each, layout)]
+
+    def encode(self, items: Sequence[Queued]) -> tuple[bytes, int]:
+        if isinstance(first := items[0], Portion):
+            return first.payload, len(first.places)
         if self._in_turn >= STICKY_MESSAGES:
             self._next_turn()
-        return pack_batch([(item.prefix, item.content) for item in items], self._compression)
+        return self.pack([(item.prefix, item.content) for item in items if isinstance(item, Outgoing)])
+
+    def pack(self, messages: Iterable[PackedMessage]) -> tuple[bytes, int]:
+        """The payload of an entry of these messages, and their number."""
+        return pack_batch(messages, self._compression)
 
     def _next_turn(self) -> None:
         self._turn, self._in_turn, self._known = self._turn + 1, 0, None
 
-    def done(self, items: list[Outgoing], outcome: str | MetatxnError) -> None:
+    def done(self, items: Sequence[Queued], outcome: str | MetatxnError) -> None:
         for item in items:
-            if item.future.cancelled():
+            if isinstance(item, Portion):
+                item.together.landed(item.places, outcome)
+            elif isinstance(future := item.future, Together):
+                future.landed((item.place,), outcome)
+            elif future.cancelled():
                 continue
-            if isinstance(outcome, str):
-                item.future.set_result(outcome)
+            elif isinstance(outcome, str):
+                future.set_result(outcome)
             else:
-                item.future.set_exception(outcome)
-                item.future.exception()  # retrieved: `flush` and the commit raise it for those who do not wait
+                future.set_exception(outcome)
+                future.exception()  # retrieved: `flush` and the commit raise it for those who do not wait

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metatxn.delivery import Batching, Flight, Lane, Link, OrderedDelivery
-from metatxn.outgoing import MessageFormat, Outgoing
+from metatxn.outgoing import MessageFormat, Outgoing, Queued
 from metatxn.topics import Layout
 from metatxn.wire.broker import hash_of_key
 from metatxn.wire.errors import InvalidArgument, MetatxnError
@@ -34,10 +34,11 @@ class SequencedFormat(MessageFormat):
         super().__init__(compression)
         self._producer = producer
 
-    def hashed(self, item: Outgoing) -> str:
+    def hashed(self, item: Queued) -> str:
+        assert isinstance(item, Outgoing)
         return f"{self._producer}/{item.sequence}" if item.key is None else item.key
 
-    def split(self, item: Outgoing, layout: Layout) -> tuple[tuple[str, Outgoing], ...]:
+    def split(self, item: Queued, layout: Layout) -> tuple[tuple[str, Queued], ...]:
         return ((layout.segment_of(self.hashed(item)), item),)
 
 
@@ -78,7 +79,7 @@ class _Known:
         return min(found)[-1] if found else None
 
 
-class SequencedDelivery(OrderedDelivery[Outgoing]):
+class SequencedDelivery(OrderedDelivery[Queued]):
     """The delivery of a sequenced producer, all of it outside transactions."""
 
     def __init__(self, link: Link, topic: str, name: str, batching: Batching, compression: Codec | None = None) -> None:
@@ -90,7 +91,7 @@ class SequencedDelivery(OrderedDelivery[Outgoing]):
         """What is known, by segment."""
         self._put_last = NO_SEQUENCE
 
-    def _add(self, item: Outgoing, txn_id: str | None) -> None:
+    def _add(self, item: Queued, txn_id: str | None) -> None:
         if item.sequence <= self._put_last:
             failure = InvalidArgument(
                 f"sequence: {item.sequence} was sent after {self._put_last}",
@@ -103,23 +104,23 @@ class SequencedDelivery(OrderedDelivery[Outgoing]):
         self._put_last = item.sequence
         super()._add(item, txn_id)
 
-    def _fits_beside(self, lane: Lane[Outgoing]) -> bool:
+    def _fits_beside(self, lane: Lane[Queued]) -> bool:
         return False
 
-    async def _post_next(self, lane: Lane[Outgoing]) -> None:
+    async def _post_next(self, lane: Lane[Queued]) -> None:
         self._leave_out(lane)
         await super()._post_next(lane)
 
-    def _take(self, lane: Lane[Outgoing]) -> Flight[Outgoing]:
+    def _take(self, lane: Lane[Queued]) -> Flight[Queued]:
         flight = super()._take(lane)
         flight.sequence = flight.items[-1].sequence
         return flight
 
-    def _entry(self, lane: Lane[Outgoing], flight: Flight[Outgoing]) -> Entry:
+    def _entry(self, lane: Lane[Queued], flight: Flight[Queued]) -> Entry:
         known = self._known.setdefault(lane.segment, _Known())
         return replace(super()._entry(lane, flight), behind=known.behind)
 
-    async def _post(self, lane: Lane[Outgoing], flight: Flight[Outgoing]) -> str | MetatxnError | None:
+    async def _post(self, lane: Lane[Queued], flight: Flight[Queued]) -> str | MetatxnError | None:
         outcome = await super()._post(lane, flight)
         if isinstance(outcome, str):
             known = self._known[lane.segment]
@@ -129,7 +130,7 @@ class SequencedDelivery(OrderedDelivery[Outgoing]):
             return None
         return outcome
 
-    def _leave_out(self, lane: Lane[Outgoing]) -> None:
+    def _leave_out(self, lane: Lane[Queued]) -> None:
         """Leave out the messages that are there already: they are done."""
         known = self._known.get(lane.segment)
         if known is None or not known.told:
@@ -144,5 +145,5 @@ class SequencedDelivery(OrderedDelivery[Outgoing]):
             if position is not None:
                 self._format.done([item], position)
 
-    def _in_order(self, moving: list[tuple[Outgoing, str | None]]) -> list[tuple[Outgoing, str | None]]:
+    def _in_order(self, moving: list[tuple[Queued, str | None]]) -> list[tuple[Queued, str | None]]:
         return sorted(moving, key=lambda each: each[0].sequence)

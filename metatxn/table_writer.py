@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -78,7 +78,7 @@ class ArrowFormat:
             if part.num_rows:
                 yield segment, Rows(part, item.turn, max(1, part.nbytes))
 
-    def encode(self, items: list[Rows]) -> tuple[bytes, int]:
+    def encode(self, items: Sequence[Rows]) -> tuple[bytes, int]:
         batches = [item.batch for item in items]
         schema = batches[0].schema
         if self._key_column is not None:
@@ -98,7 +98,7 @@ class ArrowFormat:
             _write_stream(sink, schema, batches)
         return body.to_pybytes(), sum(batch.num_rows for batch in batches)
 
-    def done(self, items: list[Rows], outcome: str | MetatxnError) -> None:
+    def done(self, items: Sequence[Rows], outcome: str | MetatxnError) -> None:
         """Nothing to do: the delivery keeps failures, and `close` raises them."""
 
 

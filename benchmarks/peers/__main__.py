@@ -15,7 +15,7 @@ producer each, and tasks of one asyncio client.
 *wide.* One transaction with a message to each of 1, 10, 100 and 500 partitions or segments.
 
 *bulk.* Messages of 100 B and 1 KiB into four partitions or segments, without transactions and in transactions of
-10,000, and reading them again; ours also as tables.
+10,000, and reading them again; ours also by `send_many`, and as tables.
 
 *start*, *restart.* Each system alone: from nothing to the first commit, memory, and CPU when idle; and kill -9 with
 open transactions, until all of them are committed and read.

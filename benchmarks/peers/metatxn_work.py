@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from itertools import count as numbers_from
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ from metatxn.wire.broker import hash_of_key
 
 TIMEOUT_MS = PATIENCE_S * 1000
 ROW_ID_BYTES = 8
+COMMITS_AT_ONCE = 4
 
 
 def connected(address: str) -> metatxn.AsyncClient:
@@ -153,17 +155,23 @@ def write(job: Job) -> Found:
 
 
 async def _write(job: Job) -> Found:
-    """For so many seconds, in transactions of `MESSAGES_PER_TRANSACTION` or in none."""
+    """For so many seconds, in transactions of `MESSAGES_PER_TRANSACTION` or in none. A transaction commits while the
+    next ones are written, which a producer of Kafka cannot do."""
     (topic,), count, meter = job.topics, 0, Meter(job.pids)
     async with connected(job.address) as client:
-        send = _sending_tables if job.tables else _sending_messages
-        async with send(client, topic, job.size) as portion:
+        async with FORMS[job.form](client, topic, job.size) as portion:
             meter.begin()
             until = time.monotonic() + job.seconds
+            commits: deque[asyncio.Task[object]] = deque()
             while time.monotonic() < until:
-                async with client.transaction() if job.transactional else nullcontext() as txn:
-                    await portion(txn)
+                txn = await client.begin() if job.transactional else None
+                await portion(txn)
+                if txn is not None:
+                    commits.append(asyncio.create_task(txn.commit()))
+                if len(commits) > COMMITS_AT_ONCE:
+                    await commits.popleft()
                 count += work.MESSAGES_PER_TRANSACTION
+            await asyncio.gather(*commits)
         meter.end()
     return meter.each(count, 1e6) | {"count": count}
 
@@ -179,6 +187,17 @@ async def _sending_messages(client: metatxn.AsyncClient, topic: str, size: int) 
         async def portion(txn: metatxn.AsyncTransaction | None) -> None:
             for _ in range(work.MESSAGES_PER_TRANSACTION):
                 await producer.send(value, txn=txn)
+
+        yield portion
+
+
+@asynccontextmanager
+async def _sending_together(client: metatxn.AsyncClient, topic: str, size: int) -> AsyncIterator[Portion]:
+    values = [message(number, size) for number in range(work.MESSAGES_PER_TRANSACTION)]
+    async with client.producer(topic) as producer:
+
+        async def portion(txn: metatxn.AsyncTransaction | None) -> None:
+            await producer.send_many(values, txn=txn)
 
         yield portion
 
@@ -200,6 +219,9 @@ async def _sending_tables(client: metatxn.AsyncClient, topic: str, size: int) ->
         yield portion
 
 
+FORMS = {work.MESSAGES: _sending_messages, work.TOGETHER: _sending_together, work.TABLES: _sending_tables}
+
+
 def read(job: Job) -> Found:
     return asyncio.run(_read(job))
 
@@ -209,7 +231,7 @@ async def _read(job: Job) -> Found:
     (topic,) = job.topics
     async with connected(job.address) as client:
         with meter.running():
-            if job.tables:
+            if job.form == work.TABLES:
                 count = (await client.read_table(topic)).num_rows
             else:
                 count = sum([1 async for each in await client.reader(topic) if each.value])

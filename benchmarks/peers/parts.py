@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.peers.measured import Measured, both, each
 from benchmarks.peers.servers import KAFKA, KAFKA_FSYNC, NAMES, OURS, Peer, make, running_peers
-from benchmarks.peers.work import Found, Job, done, say, started
+from benchmarks.peers.work import MESSAGES, TABLES, TOGETHER, Found, Job, done, say, started
 from benchmarks.report import Figure
 from benchmarks.services import cpu_s
 
@@ -24,7 +24,8 @@ SEGMENTS = {1: (1, 1), 10: (1, 10), 100: (1, 100), 500: (5, 100)}
 """The topics and the segments of each: one topic of ours begins with 100 at most."""
 SIZES = {"100 B": 100, "1 KiB": 1024}
 BULK_SEGMENTS = 4
-TABLES = ", tables"
+FORMS = {MESSAGES: "", TOGETHER: ", together", TABLES: ", tables"}
+"""The forms of bulk writes, and what is added to their names."""
 WARMING_PRODUCERS = 16
 LOADED_PRODUCERS = 64
 IDLE_S = 5.0
@@ -76,7 +77,7 @@ def tell(number: int, size: Size, what: str, peer: str, found: Found) -> None:
     say(f"round {number} of {size.rounds}: {what}, {peer}: {values}")
 
 
-def job(name: str, peer: Peer, topics: list[str], **fields: int | float | bool) -> Job:
+def job(name: str, peer: Peer, topics: list[str], **fields: int | float | bool | str) -> Job:
     return Job(name, peer.client, peer.address, peer.pids, topics, **fields)  # type: ignore[arg-type]  # by name
 
 
@@ -156,14 +157,17 @@ def wide(directory: Path, size: Size) -> Iterator[Figure]:
 def bulk(directory: Path, size: Size) -> Iterator[Figure]:
     def turn(peer: Peer, size: Size, label: str, width: int) -> dict[str, Found]:
         found: dict[str, Found] = {}
-        for tables in (False, True) if peer.name in OURS else (False,):
+        for form in FORMS if peer.name in OURS else (MESSAGES,):
             for transactional in (False, True):
-                topics, how = fresh(peer, segments=BULK_SEGMENTS), TABLES if tables else ""
-                way = {"size": width, "tables": tables}
-                written = job("write", peer, topics, seconds=size.seconds, transactional=transactional, **way)
-                kind = "transactional" if transactional else "plain"
-                found[f"{label}, {kind}{how}"] = wrote = done(written)
-                found[f"{label}, {kind}{how}, read"] = done(job("read", peer, topics, count=int(wrote["count"]), **way))
+                topics = fresh(peer, segments=BULK_SEGMENTS)
+                written = job(
+                    "write", peer, topics, seconds=size.seconds, transactional=transactional, size=width, form=form
+                )
+                what = f"{label}, {'transactional' if transactional else 'plain'}{FORMS[form]}"
+                found[what] = wrote = done(written)
+                if form != TOGETHER:  # they are read like others
+                    reading = job("read", peer, topics, count=int(wrote["count"]), size=width, form=form)
+                    found[f"{what}, read"] = done(reading)
         for figures in found.values():
             figures["MB/s"] = figures["rate"] * width / 1e6
         return found
@@ -172,7 +176,7 @@ def bulk(directory: Path, size: Size) -> Iterator[Figure]:
     measured = rounds(directory, size, turns)
     for label in SIZES:
         plain, transactional = f"{label}, plain", f"{label}, transactional"
-        for how in ("", ", read", TABLES, f"{TABLES}, read"):
+        for how in ("", ", read", FORMS[TOGETHER], FORMS[TABLES], f"{FORMS[TABLES]}, read"):
             for kind in (plain, transactional):
                 yield from measured.figures(kind + how, "rate", "1/s", "messages")
                 yield from measured.figures(kind + how, "MB/s", "MB/s", "bytes")
@@ -180,16 +184,18 @@ def bulk(directory: Path, size: Size) -> Iterator[Figure]:
                     yield from measured.figures(kind + how, key, "µs")
         bar = label == "100 B"
         for kind in (plain, transactional):
-            for how, at_least in (("", 0.4), (", read", 0.5)):
-                what = kind + how
+            for how, theirs, at_least in (("", "", 0.4), (FORMS[TOGETHER], "", 0.4), (", read", ", read", 0.5)):
                 bars = both(KAFKA, at_least) if bar else {}
-                yield from measured.against(what, "rate", title="messages", at_least=bars)
+                what, other = kind + how, kind + theirs
+                yield from measured.against(what, "rate", title="messages", their_work=other, at_least=bars)
                 for key in CPU:
-                    yield from measured.against(what, key)
+                    yield from measured.against(what, key, their_work=other)
+            for how in ("", ", read"):
                 yield from measured.against(
-                    f"{kind}{TABLES}{how}", "rate", title="rows", their_work=what, theirs=(KAFKA,)
+                    f"{kind}{FORMS[TABLES]}{how}", "rate", title="rows", their_work=kind + how, theirs=(KAFKA,)
                 )
-        yield from measured.within(transactional, plain, "rate", at_least=0.95 if bar else None)
+        for how in ("", FORMS[TOGETHER]):
+            yield from measured.within(transactional + how, plain + how, "rate", at_least=0.95 if bar else None)
 
 
 @contextmanager

@@ -33,6 +33,8 @@ RAMP_S = 1.0
 REST_S = 0.3
 """Between transactions over many segments."""
 MESSAGES_PER_TRANSACTION = 10_000
+MESSAGES, TOGETHER, TABLES = "messages", "messages together", "tables"
+"""The forms in which many messages are written: one `send` for each, one for many of them, or as rows."""
 ENTRY_OVERHEAD_BYTES = 12
 """Of a message of metatxn in its entry, which is JSON."""
 
@@ -40,8 +42,8 @@ ENTRY_OVERHEAD_BYTES = 12
 @dataclass(frozen=True, slots=True)
 class Job:
     """`name` is a function of the module of the client. The other fields are used by the jobs that need them:
-    `messages` are those of a small transaction to each topic, and `batch_bytes` is for batches of another size than the
-    client's usual ones."""
+    `messages` are those of a small transaction to each topic, `batch_bytes` is for batches of another size than the
+    client's usual ones, and `form` is one of the forms above."""
 
     name: str
     client: str
@@ -55,7 +57,7 @@ class Job:
     size: int = 100
     batch_bytes: int = 0
     transactional: bool = False
-    tables: bool = False
+    form: str = MESSAGES
 
     def dump(self) -> str:
         return json.dumps(asdict(self))

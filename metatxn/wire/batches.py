@@ -120,6 +120,18 @@ def pack_batch(records: Iterable[PackedMessage], codec: Codec | None = None) -> 
     return finished_batch(b"".join(parts), number, NO_TIME, latest_ms, codec), number
 
 
+def unpacked_messages(payload: bytes) -> list[tuple[str | None, PackedMessage]]:
+    """The messages of a batch of this process that have neither properties nor a delivery time, each with its key."""
+    flags, _, keys, values, _ = decode_columns(payload)
+    found = []
+    for flag, raw_key, value in zip(flags, keys, values, strict=True):
+        encoded_key = _NULL if raw_key is None else _sized(bytes(raw_key))
+        encoded_value = _NULL if value is None else _sized(bytes(value))
+        key = None if raw_key is None else raw_key.decode()
+        found.append((key, (_PREFIXES[flag], encoded_key + encoded_value + _NO_HEADERS)))
+    return found
+
+
 class MessageColumns(NamedTuple):
     """Columns of the same length. A value that is `bytes` was published as bytes; every other one as JSON."""
 

@@ -1,5 +1,6 @@
-"""Goal: whatever is sent arrives once, in order, and what does not arrive is told: by producers and table writers,
-inside transactions and outside, while requests and answers are lost or late and segments are split and merged.
+"""Goal: whatever is sent arrives once, in order, and what does not arrive is told: by producers, one by one or
+together, and by table writers, inside transactions and outside, while requests and answers are lost or late and
+segments are split and merged.
 
 Method: the simulator's event loop and a fake cluster; a seed draws senders, sizes, faults and how long each request is
 on its way. Some entries are `refused`, however often they are sent: a future, `flush` and the commit must tell of it,
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 import metatxn
-from metatxn import delivery, publishing
+from metatxn import delivery, publishing, together
 from metatxn.wire.errors import ErrorCode
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, Fault, answering, lost, problem, proxy
 from tests.simulation.loop import SimulationLoop
@@ -43,12 +44,13 @@ class Story:
 
     random: Random
     cluster: Changing
-    of: Sequence[str] = ("producer", "producer in", "table", "table in")
+    of: Sequence[str] = ("producer", "producer in", "many", "many in", "table", "table in")
     sizes: Sequence[int] = (1, 1, 2, 7, 1000)
     sent: list[dict[str, list[int]]] = field(default_factory=list)
     told: list[metatxn.MetatxnError | None] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     futures: list[tuple[int, str, int, asyncio.Future[str]]] = field(default_factory=list)
+    lumps: list[tuple[int, list[tuple[str, int]], asyncio.Future[list[str]]]] = field(default_factory=list)
 
     async def run(self) -> None:
         client = metatxn.connect_async(COORDINATOR, transport=self.cluster.transport, randomness=self.random)
@@ -62,7 +64,8 @@ class Story:
         kind = self.kinds[number]
         txn = await client.begin() if kind.endswith(" in") else None
         try:
-            await (self._produce if kind.startswith("producer") else self._write)(client, number, txn)
+            produce = {"producer": self._produce, "many": self._produce_many, "table": self._write}
+            await produce[kind.removesuffix(" in")](client, number, txn)
             if txn is not None:
                 await txn.commit()
         except metatxn.MetatxnError as failure:
@@ -81,6 +84,22 @@ class Story:
             self.futures.append((number, key, item, await producer.send(value, key=key, txn=txn)))
             if txn is not None and self.random.random() < 0.1:
                 await producer.flush()
+        await producer.flush()
+
+    async def _produce_many(
+        self, client: metatxn.AsyncClient, number: int, txn: metatxn.AsyncTransaction | None
+    ) -> None:
+        producer = client.producer("t", max_entry_messages=self.random.choice(self.sizes))
+        items = list(self._items(number))
+        while items:
+            count = self.random.choice([1, 5, ITEMS])
+            some, items = items[:count], items[count:]
+            values = [{"k": key, "n": item, "by": number} for key, item in some]
+            if count == 1:
+                (key, item), value = some[0], values[0]
+                self.futures.append((number, key, item, await producer.send(value, key=key, txn=txn)))
+            else:
+                self.lumps.append((number, some, await producer.send_many(values, [key for key, _ in some], txn)))
         await producer.flush()
 
     async def _write(self, client: metatxn.AsyncClient, number: int, txn: metatxn.AsyncTransaction | None) -> None:
@@ -114,9 +133,16 @@ class Story:
         assert refusals or self.told == [None] * len(self.kinds), "every failure has a reason"
         for number, key, item, future in self.futures:
             failed = future.exception()
-            if self.kinds[number] == "producer":
+            if self.kinds[number] in ("producer", "many"):
                 assert (failed is None) == (item in arrived[number][key]), f"{key} {item}: {failed}"
             assert failed is None or self.told[number] is not None, "the flush, or the commit, tells of it"
+        for number, items, lump in self.lumps:
+            if (failed := lump.exception()) is not None:
+                assert self.told[number] is not None, "the flush, or the commit, tells of it"
+                continue
+            assert len(lump.result()) == len(items)
+            if self.kinds[number] == "many" or self.told[number] is None:
+                assert all(item in arrived[number][key] for key, item in items)
 
     def _arrived(self, number: int) -> dict[str, list[int]]:
         found: defaultdict[str, list[int]] = defaultdict(list)
@@ -194,7 +220,10 @@ class Changing(FakeCluster):
 def told(seed: int, refusals: int) -> Story:
     random = Random(seed)
     story = Story(random, Changing(random, refusals))
-    with mock.patch.object(publishing, "GATHERING_MS", random.choice([0, 20])):
+    with (
+        mock.patch.object(publishing, "GATHERING_MS", random.choice([0, 20])),
+        mock.patch.object(together, "LEAST_PORTION", random.choice([1, 3])),
+    ):
         in_virtual_time(random, story.run())
     return story
 

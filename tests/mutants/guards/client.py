@@ -502,4 +502,28 @@ CLIENT = (
         "_cast_column(dict(zip(table.column_names, table.columns, strict=True)).get(field.name), field,",
         tests=("tests/metatxn/test_columns.py::test_ten_thousand_columns",),
     ),
+    Mutant(
+        "portion-shares-its-entry",
+        "nothing is put into an entry that was made already",
+        "metatxn/together.py",
+        "keys, size = set(self.keys), self.batching.max_bytes",
+        "keys, size = set(self.keys), self.size",
+        tests=("tests/metatxn/test_together.py",),
+    ),
+    Mutant(
+        "together-durable-with-the-first",
+        "messages that are sent together are durable when all of them are",
+        "metatxn/outgoing.py",
+        "if self._left == 0:",
+        "if self._left >= 0:",
+        tests=("tests/metatxn/test_together.py",),
+    ),
+    Mutant(
+        "portion-overtakes-its-keys",
+        "an entry that shares a key with one in flight waits for it, also if it was made already",
+        "metatxn/outgoing.py",
+        "found |= item.keys",
+        "found |= set()",
+        tests=(_TEST_DELIVERIES,),
+    ),
 )

@@ -1,0 +1,178 @@
+"""Goal: messages that are sent together are messages like others, in entries as full as may be, or none is sent.
+
+Method: a fake cluster; both clients. `test_random_deliveries` mixes them with others while everything fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import metatxn
+from metatxn.together import LEAST_PORTION
+from metatxn.wire.broker import hash_of_key
+from metatxn.wire.errors import ErrorCode
+from metatxn.wire.record_batches import Codec
+from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering
+from tests.metatxn.flavours import Connect
+from tests.metatxn.test_batching import ENTRIES, Gate, sizes
+
+MANY = 2_500
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def client(cluster: FakeCluster, connect: Connect) -> metatxn.AsyncClient:
+    return connect(COORDINATOR, transport=cluster.transport)
+
+
+async def test_they_arrive_in_order_in_full_entries(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    values = [{"n": number} for number in range(MANY)]
+    async with client:
+        positions = await (await client.producer("t").send_many(values))
+    assert cluster.visible() == values
+    assert sizes(cluster) == [1000, 1000, 500]
+    assert positions == ["0:0"] * 1000 + ["0:1"] * 1000 + ["0:2"] * 500
+
+
+async def test_each_goes_where_its_key_goes(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    """Behind what was sent with that key before, and in front of what is sent after it."""
+    cluster.split("s-0")
+    keys = [str(number % 7) if number % 3 else None for number in range(MANY)]
+    async with client:
+        producer = client.producer("t", max_entry_messages=200)
+        await producer.send(["1", -1], key="1")
+        await producer.send_many([[key, number] for number, key in enumerate(keys)], keys)
+        await producer.send(["1", MANY], key="1")
+    expected = {key: [number for number, each in enumerate(keys) if each == key] for key in keys}
+    expected["1"] = [-1, *expected["1"], MANY]
+    found: dict[str | None, list[int]] = {key: [] for key in keys}
+    for segment in cluster.segments.values():
+        for key, number in [message for _, messages in segment.entries for message in messages]:
+            assert key is None or segment.low <= hash_of_key(key) <= segment.high
+            found[key].append(number)
+    found[None].sort()  # those without a key are in several segments
+    assert found == expected
+    assert max(sizes(cluster)) == 200
+
+
+async def test_those_of_a_transaction_count_when_it_is_committed(
+    cluster: FakeCluster, client: metatxn.AsyncClient
+) -> None:
+    async with client:
+        producer = client.producer("t")
+        async with client.transaction() as txn:
+            await producer.send_many(range(MANY), txn=txn)
+        assert cluster.visible() == list(range(MANY))
+        aborted = await client.begin()
+        sent = await producer.send_many(range(MANY), txn=aborted)
+        await aborted.abort()
+        await asyncio.wait([sent])
+    assert cluster.visible() == list(range(MANY))
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"values": [*range(MANY), {1, 2}]}, TypeError, "set"),
+    ({"values": [*range(MANY), float("nan")]}, ValueError, "JSON"),
+    ({"values": range(MANY), "keys": ["a"] * (MANY - 1)}, metatxn.InvalidArgument, "keys: there are 2499 for 2500"),
+    ({"values": range(MANY), "keys": [*["a"] * (MANY - 1), 7]}, TypeError, "int"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "match"), BAD, ids=["not JSON", "not a number", "too few", "no text"])
+async def test_nothing_is_sent_if_one_of_them_cannot_be(
+    cluster: FakeCluster,
+    client: metatxn.AsyncClient,
+    arguments: dict[str, Any],
+    error: type[Exception],
+    match: str,
+) -> None:
+    async with client:
+        producer = client.producer("t")
+        with pytest.raises(error, match=match):
+            await producer.send_many(**arguments)
+        txn = await client.begin()
+        with pytest.raises(error):
+            await producer.send_many(**arguments, txn=txn)
+        assert await (await producer.send_many([])) == []
+        await txn.commit()
+    assert cluster.visible() == []
+
+
+async def test_a_sequenced_producer_sends_them_one_by_one(client: metatxn.AsyncClient) -> None:
+    async with client:
+        with pytest.raises(metatxn.InvalidArgument, match="sequence: each message") as caught:
+            await client.producer("t", "p", sequenced=True).send_many([1])
+    assert caught.value.members["field"] == "sequence"
+
+
+@pytest.mark.parametrize("count", [2, MANY], ids=["few", "many"])
+async def test_the_first_failure_is_told(cluster: FakeCluster, client: metatxn.AsyncClient, count: int) -> None:
+    """By the future, the flush and the commit; what was not in that entry is there, outside of transactions."""
+    async with client:
+        producer = client.producer("t")
+        cluster.before = [(ENTRIES, answering(ErrorCode.SCHEMA_MISMATCH))]
+        sent = await producer.send_many(range(count))
+        with pytest.raises(metatxn.SchemaMismatch):
+            await sent
+        with pytest.raises(metatxn.SchemaMismatch):
+            await producer.flush()
+        assert cluster.visible() == list(range(min(count, 1000), count))
+        txn = await client.begin()
+        cluster.before = [(ENTRIES, answering(ErrorCode.SCHEMA_MISMATCH))]
+        await asyncio.wait([await producer.send_many(range(count), txn=txn)])
+        with pytest.raises(metatxn.SchemaMismatch):
+            await txn.commit()
+
+
+async def test_sending_waits_while_too_much_is_pending(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    gate = Gate()
+    cluster.before = [(ENTRIES, gate)]
+    async with client:
+        producer = client.producer("t", max_entry_messages=LEAST_PORTION, max_pending_bytes=1)
+        sending = asyncio.ensure_future(producer.send_many(range(MANY)))
+        await gate.wait()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(sending), 0.1)
+        gate.open()
+        await (await sending)
+    assert cluster.visible() == list(range(MANY))
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+async def test_they_find_the_segments_that_took_over(
+    cluster: FakeCluster, client: metatxn.AsyncClient, compression: Codec | None
+) -> None:
+    """An entry that was made for a segment that is gone meanwhile is divided by keys."""
+    keys = [str(number % 9) for number in range(MANY)]
+    values = [[key, None if key == "3" else b"x".hex(), number] for number, key in enumerate(keys)]
+
+    def split(_: object) -> None:
+        cluster.split("s-0")
+
+    cluster.before = [(ENTRIES, split)]
+    async with client:
+        producer = client.producer("t", compression=compression)
+        positions = await (await producer.send_many(values, keys))
+        assert len(positions) == MANY
+    assert cluster.segments["s-0"].entries == []
+    found = cluster.visible()
+    assert sorted(each[2] for each in found) == list(range(MANY))
+    for key in set(keys):
+        assert [each for each in found if each[0] == key] == [each for each in values if each[0] == key]
+
+
+async def test_bytes_and_nothing_are_values_too(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    """Also if their entry is divided."""
+    cluster.before = [(ENTRIES, lambda _: cluster.split("s-0"))]
+    values: list[Any] = [b"bytes", None, "text", {"deep": [1]}] * 50
+    async with client:
+        await client.producer("t", max_entry_messages=LEAST_PORTION).send_many(values, ["a"] * len(values))
+    segment = next(each for each in cluster.segments.values() if each.entries)
+    assert [message for _, messages in segment.entries for message in messages] == values
