@@ -249,15 +249,20 @@ class OrderedDelivery(Generic[T]):
 
     def check(self, txn_id: str | None) -> None:
         """Raises `InvalidArgument` if this is closed, and the first failure after which nothing more can be sent."""
-        if (failure := self._refusal(txn_id)) is not None:
-            raise failure
+        if self._closed or self._failures or self._hold is not None:
+            failure = self._refusal(txn_id)
+            if failure is not None:
+                raise failure
 
-    def add(self, item: T, txn_id: str | None) -> None:
-        """Queue `item`, however much is pending; an item that can no longer be sent fails."""
-        if (failure := self._refusal(txn_id)) is not None:
-            self._format.done([item], failure)
-        else:
-            self._add(item, txn_id)
+    def add(self, items: Iterable[T], txn_id: str | None) -> None:
+        """Queue `items`, however much is pending; those that can no longer be sent fail."""
+        for item in items:
+            try:
+                self.check(txn_id)
+            except MetatxnError as failure:
+                self._format.done([item], failure)
+            else:
+                self._add(item, txn_id)
 
     def _add(self, item: T, txn_id: str | None) -> None:
         if self._ended and not self._lanes and self._layout is not None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import datetime
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from metatxn.outgoing import Portion, Queued
 from metatxn.producer import AsyncProducer
 from metatxn.sync.background import Background, Facade, blocking
 from metatxn.sync.transaction import Transaction
-from metatxn.transaction import AsyncTransaction, inside
+from metatxn.transaction import AsyncTransaction
 
 
 class Sent(Future[str]):
@@ -50,17 +47,18 @@ class Sent(Future[str]):
         return False
 
     def set_result(self, result: str) -> None:
-        self._end(result)
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        self._end(exception)
-
-    def _end(self, outcome: str | BaseException | None) -> None:
         with self._making:
-            self._outcome = outcome
+            self._outcome = result
             made = self._made
         if made:
-            self._tell(outcome)
+            super().set_result(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        with self._making:
+            self._outcome = exception
+            made = self._made
+        if made:
+            super().set_exception(exception)
 
     def _tell(self, outcome: str | BaseException | None) -> None:
         if isinstance(outcome, str):
@@ -83,7 +81,8 @@ class Producer(Facade[AsyncProducer]):
     def __init__(self, core: AsyncProducer, background: Background) -> None:
         super().__init__(core, background)
         self._lock = threading.Lock()
-        self._laid_down: deque[tuple[Queued, AsyncTransaction | None]] = deque()
+        self._laid_down: list[tuple[AsyncTransaction | None, list[Queued]]] = []
+        """By transaction, in order."""
         self._bytes = 0
         self._woken = False
 
@@ -120,13 +119,7 @@ class Producer(Facade[AsyncProducer]):
         """
         future = Sent()
         outgoing = self._core.outgoing(value, key, properties, future, deliver_at, sequence, inside=txn is not None)
-        core = txn.core if txn is not None else None
-        if core is not None:
-            core.check_takes_operations()
-        with inside(core):
-            self._wait_for_space()
-            self._core.delivery.check(core.id if core is not None else None)
-            self._lay_down(outgoing, core)
+        self._lay_down((outgoing,), txn)
         self._core.last_sequence = outgoing.sequence
         return future
 
@@ -140,24 +133,40 @@ class Producer(Facade[AsyncProducer]):
 
         Raises the errors of `send`. If a value is not JSON, or `keys` has another length, nothing is sent.
         """
-        self._wait_for_space()
+        if self._core.delivery.layout is None:
+            self._background.run(self._taken_over())
         future: Future[list[str]] = Future()
         future.set_running_or_notify_cancel()  # the messages cannot be withdrawn
-        messages = self._core.outgoing_together(values, keys, future)
-        core = txn.core if txn is not None else None
-        if core is not None:
-            core.check_takes_operations()
-        with inside(core):
-            for each in messages:
-                self._wait_for_space()
-                self._core.delivery.check(core.id if core is not None else None)
-                self._lay_down(each, core)
+        self._lay_down(self._core.outgoing_together(values, keys, future), txn)
         return future
 
-    def _wait_for_space(self) -> None:
-        delivery = self._core.delivery
-        if delivery.layout is None or delivery.pending_bytes + self._bytes >= delivery.max_pending_bytes:
-            self._background.run(self._taken_over())
+    def _lay_down(self, messages: Iterable[Queued], txn: Transaction | None) -> None:
+        """Lay messages down for the loop, waiting while too much is pending."""
+        delivery, core, txn_id = self._core.delivery, None, None
+        if txn is not None:
+            core = txn.core
+            if core.already_committed:
+                core.check_takes_operations()
+            txn_id = core.id
+        try:
+            for outgoing in messages:
+                if delivery.layout is None or delivery.pending_bytes + self._bytes >= delivery.max_pending_bytes:
+                    self._background.run(self._taken_over())
+                delivery.check(txn_id)
+                size = outgoing.size if isinstance(outgoing, Portion) else len(outgoing.content)
+                with self._lock:
+                    if not self._woken:
+                        # Under the lock, so that a call of this thread to the loop after its `send` comes after this.
+                        self._background.call_soon(self._take_over)
+                        self._woken = True
+                    if not self._laid_down or self._laid_down[-1][0] is not core:
+                        self._laid_down.append((core, []))
+                    self._laid_down[-1][1].append(outgoing)
+                    self._bytes += size
+        except BaseException as failure:
+            if core is not None:
+                core.failed(failure)
+            raise
 
     async def _taken_over(self) -> None:
         """Wait until the topic is known, the messages collected here are queued, and not too much is pending."""
@@ -165,25 +174,13 @@ class Producer(Facade[AsyncProducer]):
         self._take_over()
         await self._core.delivery.space()
 
-    def _lay_down(self, outgoing: Queued, txn: AsyncTransaction | None) -> None:
-        with self._lock:
-            if not self._woken:
-                # Under the lock, so that a call of this thread to the loop after its `send` comes after this.
-                self._background.call_soon(self._take_over)
-                self._woken = True
-            self._laid_down.append((outgoing, txn))
-            self._bytes += outgoing.size if isinstance(outgoing, Portion) else len(outgoing.content)
-
     def _take_over(self) -> None:
         """Take over the collected messages. Runs on the loop."""
         with self._lock:
-            taken, self._laid_down = self._laid_down, deque()
+            taken, self._laid_down = self._laid_down, []
             self._bytes = 0
             self._woken = False
-        delivery = self._core.delivery
-        for txn, messages in groupby(taken, itemgetter(1)):
+        for txn, messages in taken:
             if txn is not None:
-                txn.joined_by(delivery)
-            txn_id = txn.id if txn is not None else None
-            for outgoing, _ in messages:
-                delivery.add(outgoing, txn_id)
+                txn.joined_by(self._core.delivery)
+            self._core.delivery.add(messages, txn.id if txn is not None else None)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -82,8 +81,10 @@ def _json_of(value: Any) -> bytes:
     if value is None:
         return b""
     if type(value) is dict and _TEXT.issuperset(map(type, value)) and _FLAT.issuperset(map(type, value.values())):
-        with suppress(PydanticSerializationError):  # the other encoder says what Python's users know
+        try:
             return _json_of_flat(value)
+        except PydanticSerializationError:
+            pass  # the other encoder says what Python's users know
     text = _encode(value)
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise ValueError(f"the value has more than {MAX_DEPTH} lists or objects within each other")

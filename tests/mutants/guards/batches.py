@@ -34,8 +34,8 @@ BATCHES = (
         "sent-early-use-not-told",
         "a future that is in use when its message becomes durable is told",
         _SYNC_PRODUCER,
-        "            made = self._made\n",
-        "            made = self._made and outcome is None\n",
+        "            self._outcome = result\n            made = self._made\n",
+        "            self._outcome = result\n            made = False\n",
         tests=("tests/metatxn/test_sent.py",),
     ),
     Mutant(
