@@ -111,13 +111,15 @@ class Format(Protocol[T]):
 class Batching:
     """When an entry is full, and how long one that is not full waits for more: `linger_s` after its first item. With 0
     an idle lane sends at once, and what is put while an entry is in flight shares the next one. `due_bytes`: an idle
-    lane sends as soon as it has this many bytes; None means `max_bytes`."""
+    lane sends as soon as it has this many bytes; None means `max_bytes`. `max_together` is the most messages of an
+    entry that is made at once."""
 
     max_bytes: int
     max_items: int
     linger_s: float = 0
     max_pending_bytes: int = MAX_PENDING_BYTES
     due_bytes: int | None = None
+    max_together: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -14,10 +14,10 @@ from typing import Any, Self
 from metatxn.connection import Connection
 from metatxn.delivery import Batching, OrderedDelivery
 from metatxn.exclusive import HeldTopic
-from metatxn.outgoing import MessageFormat, Outgoing, Queued, Together
+from metatxn.outgoing import BATCH_MESSAGES, MessageFormat, Outgoing, Queued, Together
 from metatxn.reader import milliseconds
 from metatxn.sequenced import SequencedDelivery
-from metatxn.together import queued_together
+from metatxn.together import PORTION_MESSAGES, queued_together
 from metatxn.transaction import AsyncTransaction, inside
 from metatxn.wire.batches import packed_message
 from metatxn.wire.errors import InvalidArgument, MetatxnError
@@ -28,10 +28,10 @@ BATCH_BYTES = 1024 * 1024
 MAX_SEQUENCE = 2**53 - 1
 
 
-def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pending_bytes: int) -> Batching:
+def message_batching(max_messages: int | None, max_bytes: int, linger_ms: float, max_pending_bytes: int) -> Batching:
     """The batching with these limits. Raises `InvalidArgument`."""
     for name, number, top in (
-        ("max_entry_messages", max_messages, None),
+        ("max_entry_messages", 1 if max_messages is None else max_messages, None),
         ("max_entry_bytes", max_bytes, MAX_PAYLOAD_BYTES),
         ("max_pending_bytes", max_pending_bytes, None),
     ):
@@ -39,7 +39,13 @@ def message_batching(max_messages: int, max_bytes: int, linger_ms: float, max_pe
             raise InvalidArgument(f"{name}: must be at least 1" + (f" and at most {top}" if top else ""), field=name)
     if not 0 <= linger_ms <= 3_600_000:
         raise InvalidArgument("linger_ms: must be between 0 and an hour", field="linger_ms")
-    return Batching(max(1, max_bytes - HEADER.size), max_messages, linger_ms / 1000, max_pending_bytes)
+    return Batching(
+        max(1, max_bytes - HEADER.size),
+        BATCH_MESSAGES if max_messages is None else max_messages,
+        linger_ms / 1000,
+        max_pending_bytes,
+        max_together=PORTION_MESSAGES if max_messages is None else max_messages,
+    )
 
 
 class AsyncProducer:

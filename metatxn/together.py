@@ -19,6 +19,9 @@ from metatxn.outgoing import RECORD_BYTES, MessageFormat, Outgoing, Portion, Que
 from metatxn.topics import Layout
 from metatxn.wire.batches import PackedMessage, packed_message
 
+PORTION_MESSAGES = 10_000
+"""Larger entries take less of the brokers' time for each message. It is more than `BATCH_MESSAGES`, because none of
+these messages waits for the others."""
 LEAST_PORTION = 100
 """Fewer messages that fill an entry are queued one by one: entries with so few are not many."""
 
@@ -39,7 +42,7 @@ class _Line:
 
     def add(self, place: int, key: str | None, packed: PackedMessage) -> None:
         size = len(packed[0]) + len(packed[1]) + RECORD_BYTES
-        if len(self.packed) == self.batching.max_items or self.size + size > self.batching.max_bytes:
+        if len(self.packed) >= self.batching.max_together or self.size + size > self.batching.max_bytes:
             self.end(full=True)
         self.places.append(place)
         self.keys.append(key)
@@ -82,5 +85,5 @@ def queued_together(
             line = lines[home] = _Line(None if home is None else (layout, home), form, batching, receipt)
         line.add(place, key, packed)
     for line in lines.values():
-        line.end(full=len(line.packed) == batching.max_items)
+        line.end(full=len(line.packed) >= batching.max_items)
     return [each for turn in zip_longest(*(line.cut for line in lines.values())) for each in turn if each is not None]

@@ -19,7 +19,7 @@ from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering
 from tests.metatxn.flavours import Connect
 from tests.metatxn.test_batching import ENTRIES, Gate, sizes
 
-MANY = 2_500
+MANY = 12_500
 
 
 @pytest.fixture
@@ -37,8 +37,23 @@ async def test_they_arrive_in_order_in_full_entries(cluster: FakeCluster, client
     async with client:
         positions = await (await client.producer("t").send_many(values))
     assert cluster.visible() == values
-    assert sizes(cluster) == [1000, 1000, 500]
-    assert positions == ["0:0"] * 1000 + ["0:1"] * 1000 + ["0:2"] * 500
+    assert sizes(cluster) == [10_000, 2_500]
+    assert positions == ["0:0"] * 10_000 + ["0:1"] * 2_500
+
+
+async def test_a_rest_shares_an_entry_with_others(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
+    """As `max_entry_messages` says, which also is the limit of the entries that are made at once."""
+    gate = Gate()
+    cluster.before = [(ENTRIES, gate)]
+    async with client:
+        producer = client.producer("t", max_entry_messages=100)
+        await producer.send("first")
+        await gate.wait()
+        await producer.send_many(range(250))
+        await producer.send("last")
+        gate.open()
+    assert sizes(cluster) == [1, 100, 100, 51]
+    assert cluster.visible() == ["first", *range(250), "last"]
 
 
 async def test_each_goes_where_its_key_goes(cluster: FakeCluster, client: metatxn.AsyncClient) -> None:
@@ -80,7 +95,7 @@ async def test_those_of_a_transaction_count_when_it_is_committed(
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"values": [*range(MANY), {1, 2}]}, TypeError, "set"),
     ({"values": [*range(MANY), float("nan")]}, ValueError, "JSON"),
-    ({"values": range(MANY), "keys": ["a"] * (MANY - 1)}, metatxn.InvalidArgument, "keys: there are 2499 for 2500"),
+    ({"values": range(MANY), "keys": ["a"] * (MANY - 1)}, metatxn.InvalidArgument, "keys: there are 12499 for 12500"),
     ({"values": range(MANY), "keys": [*["a"] * (MANY - 1), 7]}, TypeError, "int"),
 ]
 
@@ -123,7 +138,7 @@ async def test_the_first_failure_is_told(cluster: FakeCluster, client: metatxn.A
             await sent
         with pytest.raises(metatxn.SchemaMismatch):
             await producer.flush()
-        assert cluster.visible() == list(range(min(count, 1000), count))
+        assert cluster.visible() == list(range(min(count, 10_000), count))
         txn = await client.begin()
         cluster.before = [(ENTRIES, answering(ErrorCode.SCHEMA_MISMATCH))]
         await asyncio.wait([await producer.send_many(range(count), txn=txn)])

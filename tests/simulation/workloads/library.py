@@ -7,7 +7,7 @@ consumers with their signs of life run as they are; only the transport below it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from random import Random
@@ -115,16 +115,9 @@ class User(Actor):
 
     async def put(self, producer: AsyncProducer, key: str, txn: AsyncTransaction | None = None) -> asyncio.Future[str]:
         """Send a message and write down what comes of it, whenever that is."""
-        self._numbers += 1
-        loop = self.workload.world.loop
-        txn_id = txn.id if txn else None
-        name = f"{self.name}-{self._numbers}"
-        write = Write(name, txn_id, None, producer.topic, key, 0, self.name, loop.time())
-        self.history.writes.append(write)
-        asked = Asked("messages", self.history.revision, txn_id=txn_id, topic=producer.topic)
-        self.history.asked.append(asked)
+        write, asked = self._about_to_write(producer, key, txn.id if txn else None)
         try:
-            sent = await producer.send({"id": write.id, "key": key, "amount": 0}, key=key, txn=txn)
+            sent = await producer.send(_message(write), key=key, txn=txn)
         except MetatxnError as error:
             write.outcome = self.outcome_of(error)
             self.refused(asked, error)
@@ -132,19 +125,50 @@ class User(Actor):
         sent.add_done_callback(partial(self._delivered, write, asked))
         return sent
 
+    async def put_many(self, producer: AsyncProducer, keys: Sequence[str]) -> asyncio.Future[list[str]]:
+        """Send messages together, and write down what comes of them. If one fails, others may be there."""
+        about = [self._about_to_write(producer, key, None) for key in keys]
+        try:
+            sent = await producer.send_many([_message(write) for write, _ in about], keys)
+        except MetatxnError as error:
+            raise Told from error
+        sent.add_done_callback(partial(self._delivered_together, about))
+        return sent
+
+    def _about_to_write(self, producer: AsyncProducer, key: str, txn_id: str | None) -> tuple[Write, Asked]:
+        self._numbers += 1
+        name, begun = f"{self.name}-{self._numbers}", self.workload.world.loop.time()
+        write = Write(name, txn_id, None, producer.topic, key, 0, self.name, begun)
+        self.history.writes.append(write)
+        asked = Asked("messages", self.history.revision, txn_id=txn_id, topic=producer.topic)
+        self.history.asked.append(asked)
+        return write, asked
+
+    def _delivered_together(self, about: Sequence[tuple[Write, Asked]], sent: asyncio.Future[list[str]]) -> None:
+        if sent.exception() is None:
+            for (write, asked), position in zip(about, sent.result(), strict=True):
+                self._is_durable(write, asked, position)
+
+    def _is_durable(self, write: Write, asked: Asked, position: str) -> None:
+        asked.outcome = write.outcome = Outcome.OK
+        write.position = parse_position(position)
+        write.ended = self.workload.world.loop.time()
+
     def _delivered(self, write: Write, asked: Asked, sent: asyncio.Future[str]) -> None:
         error = sent.exception()
         if error is None:
-            asked.outcome = write.outcome = Outcome.OK
-            write.position = parse_position(sent.result())
-            write.ended = self.workload.world.loop.time()
+            self._is_durable(write, asked, sent.result())
         elif isinstance(error, MetatxnError):
             write.outcome = self.outcome_of(error)
             self.refused(asked, error)
 
 
+def _message(write: Write) -> dict[str, Any]:
+    return {"id": write.id, "key": write.key, "amount": 0}
+
+
 class Shop(User):
-    """Several messages at once, which share entries."""
+    """Several messages at once, which share entries; some are sent together."""
 
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)
@@ -153,7 +177,11 @@ class Shop(User):
 
     async def act(self) -> None:
         keys = [f"order-{self.random.randrange(20)}" for _ in range(self.random.choice((1, 1, 3)))]
-        sent = [await self.put(self._orders, key) for key in keys]
+        sent: list[asyncio.Future[Any]]
+        if len(keys) > 1 and self.random.random() < 0.5:
+            sent = [await self.put_many(self._orders, keys)]
+        else:
+            sent = [await self.put(self._orders, key) for key in keys]
         try:
             await asyncio.gather(*sent)
         except MetatxnError as error:
