@@ -32,7 +32,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from metatxn.topics import Layout
 from metatxn.wire.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
@@ -81,6 +81,8 @@ class Held(Protocol):
 class Item(Protocol):
     number: int
     """The place in its lane, in the order in which the items were put into it. The lane sets it."""
+    whole: ClassVar[bool]
+    """Whether it is an entry by itself: nothing else goes into that."""
 
 
 T = TypeVar("T", bound=Item)
@@ -138,6 +140,8 @@ class Lane(Generic[T]):
     txn_id: str | None
     items: deque[T] = field(default_factory=deque)
     size: int = 0
+    whole: int = 0
+    """The number of items that are entries by themselves."""
     flights: list[Flight[T]] = field(default_factory=list)
     """The entry that was sent first is at the front."""
     accepted: int = 0
@@ -165,6 +169,7 @@ class Lane(Generic[T]):
     def take_back(self, flight: Flight[T]) -> None:
         self.items = deque(sorted([*flight.items, *self.items], key=attrgetter("number")))
         self.size += flight.size
+        self.whole += flight.items[0].whole
 
 
 class OrderedDelivery(Generic[T]):
@@ -350,6 +355,8 @@ class OrderedDelivery(Generic[T]):
             lane.items.append(piece)
             lane.accepted += 1
             lane.size += size
+            if piece.whole:
+                lane.whole += 1
             self.pending_bytes += size
             if not (lane.starting or lane.in_the_way) and (not lane.flights or self._is_full(lane)):
                 self._kick(lane)
@@ -359,7 +366,7 @@ class OrderedDelivery(Generic[T]):
         taken = list(lane.items)
         lane.items.clear()
         self._release(lane.size)
-        lane.size = 0
+        lane.size = lane.whole = 0
         return taken
 
     def _release(self, size: int) -> None:
@@ -409,12 +416,13 @@ class OrderedDelivery(Generic[T]):
         return not lane.in_the_way
 
     def _is_full(self, lane: Lane[T]) -> bool:
-        return len(lane.items) >= self._batching.max_items or lane.size >= self._batching.max_bytes
+        batching = self._batching
+        return len(lane.items) >= batching.max_items or lane.size >= batching.max_bytes or lane.whole > 0
 
     def _due(self, lane: Lane[T]) -> bool:
         batching = self._batching
         due_bytes = batching.max_bytes if batching.due_bytes is None else batching.due_bytes
-        if self._hurried or lane.size >= due_bytes or len(lane.items) >= batching.max_items:
+        if self._hurried or lane.whole or lane.size >= due_bytes or len(lane.items) >= batching.max_items:
             return True
         loop, end = asyncio.get_running_loop(), lane.since + batching.linger_s
         if loop.time() >= end:
@@ -437,14 +445,14 @@ class OrderedDelivery(Generic[T]):
 
     def _reach(self, lane: Lane[T]) -> tuple[int, int]:
         """The number of items in the next entry, and their size."""
-        if len(lane.items) <= self._batching.max_items and lane.size <= self._batching.max_bytes:
+        if not lane.whole and len(lane.items) <= self._batching.max_items and lane.size <= self._batching.max_bytes:
             return len(lane.items), lane.size
-        size = 0
+        size, ends = 0, False
         for count, item in enumerate(islice(lane.items, self._batching.max_items)):
             larger = size + self._format.size(item)
-            if count and larger > self._batching.max_bytes:
+            if count and (ends or item.whole or larger > self._batching.max_bytes):
                 return count, size
-            size = larger
+            size, ends = larger, item.whole
         return min(len(lane.items), self._batching.max_items), size
 
     def _take(self, lane: Lane[T]) -> Flight[T]:
@@ -454,6 +462,7 @@ class OrderedDelivery(Generic[T]):
         flight = Flight(taken, size, self._sequence, self._format.keys(taken))
         self._sequence += 1
         lane.size -= size
+        lane.whole -= taken[0].whole
         lane.flights.append(flight)
         return flight
 

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 from metatxn.topics import Layout
 from metatxn.wire.batches import PackedMessage, pack_batch, unpacked_messages
@@ -50,6 +50,7 @@ class Together:
 class Outgoing:
     """A queued message. `future` is of the kind that its sender can wait for, or that of several messages."""
 
+    whole: ClassVar[bool] = False
     key: str | None
     prefix: bytes
     content: bytes
@@ -63,16 +64,15 @@ class Outgoing:
 
 @dataclass(slots=True, eq=False)
 class Portion:
-    """Messages that are sent together, have one home, and fill an entry, which is encoded already. Nothing else goes
-    into that, so `size` is what an entry may have, whatever this one has."""
+    """Messages that are sent together, and go to one segment: an entry by itself, which is encoded already."""
 
+    whole: ClassVar[bool] = True
     payload: bytes
     places: Sequence[int]
     keys: set[str | None]
-    home: tuple[Layout, str] | None
-    """The segment of all keys, in this layout. Messages without a key have none."""
+    home: str | None
+    """The segment of all keys. Messages without a key have none."""
     together: Together
-    size: int
     sequence: int = NO_SEQUENCE
     """Messages of a sequenced producer are not sent together."""
     number: int = 0
@@ -111,7 +111,7 @@ class MessageFormat:
 
     def size(self, item: Queued) -> int:
         if isinstance(item, Portion):
-            return item.size
+            return len(item.payload)
         return len(item.prefix) + len(item.content) + RECORD_BYTES
 
     def keys(self, items: Iterable[Queued]) -> set[Hashable]:
@@ -139,8 +139,8 @@ class MessageFormat:
         if portion.home is None:
             self._next_turn()
             return ((layout.any_segment(self._turn), portion),)
-        if portion.home[0] is layout:
-            return ((portion.home[1], portion),)
+        if portion.home in layout.names:  # the range of a segment never changes
+            return ((portion.home, portion),)
         return [piece for each in portion.messages() for piece in self.split(each, layout)]
 
     def encode(self, items: Sequence[Queued]) -> tuple[bytes, int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,6 +37,7 @@ takes 100 bytes for each column. Other batches are not copied again."""
 class Rows:
     """A piece of a batch that fits into one entry. `size` is its size in memory."""
 
+    whole: ClassVar[bool] = False
     batch: pa.RecordBatch
     turn: int
     size: int

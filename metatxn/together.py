@@ -9,6 +9,7 @@ wait. A portion is one, however many messages it has.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -18,19 +19,20 @@ from metatxn.delivery import Batching
 from metatxn.outgoing import RECORD_BYTES, MessageFormat, Outgoing, Portion, Queued, Together
 from metatxn.topics import Layout
 from metatxn.wire.batches import PackedMessage, packed_message
+from metatxn.wire.errors import NotFound
 
 PORTION_MESSAGES = 10_000
 """Larger entries take less of the brokers' time for each message. It is more than `BATCH_MESSAGES`, because none of
 these messages waits for the others."""
 LEAST_PORTION = 100
-"""Fewer messages that fill an entry are queued one by one: entries with so few are not many."""
+"""Fewer messages of one segment are queued one by one, so that they share entries with others."""
 
 
 @dataclass(slots=True)
 class _Line:
     """The messages of one segment, or those without a key, in order."""
 
-    home: tuple[Layout, str] | None
+    home: str | None
     form: MessageFormat
     batching: Batching
     receipt: Together
@@ -43,24 +45,23 @@ class _Line:
     def add(self, place: int, key: str | None, packed: PackedMessage) -> None:
         size = len(packed[0]) + len(packed[1]) + RECORD_BYTES
         if len(self.packed) >= self.batching.max_together or self.size + size > self.batching.max_bytes:
-            self.end(full=True)
+            self.end()
         self.places.append(place)
         self.keys.append(key)
         self.packed.append(packed)
         self.size += size
 
-    def end(self, *, full: bool) -> None:
+    def end(self) -> None:
         """End an entry."""
-        if full and len(self.packed) >= LEAST_PORTION:
+        if len(self.packed) >= LEAST_PORTION:
             payload, _ = self.form.pack(self.packed)
-            keys, size = set(self.keys), self.batching.max_bytes
-            self.cut.append(Portion(payload, self.places, keys, self.home, self.receipt, size))
+            self.cut.append(Portion(payload, self.places, set(self.keys), self.home, self.receipt))
         else:
-            self.cut += [
-                Outgoing(key, *packed, self.receipt, place=place)
-                for place, key, packed in zip(self.places, self.keys, self.packed, strict=True)
-            ]
+            self.cut += map(self._alone, self.places, self.keys, self.packed)
         self.places, self.keys, self.packed, self.size = [], [], [], 0
+
+    def _alone(self, place: int, key: str | None, packed: PackedMessage) -> Queued:
+        return Outgoing(key, *packed, self.receipt, place=place)
 
 
 def queued_together(
@@ -70,20 +71,26 @@ def queued_together(
     form: MessageFormat,
     batching: Batching,
     receipt: Together,
-) -> list[Queued]:
-    """The messages, in an order to be queued in. Raises the errors of `packed_message`, and `NotFound` if there is no
-    segment for a key."""
+) -> deque[Queued]:
+    """The messages, in an order to be queued in: those of each key as they are, and the segments in turns. Raises the
+    errors of `packed_message`. Where a key has no segment, its message will fail."""
     lines: dict[str | None, _Line] = {}
     homes: dict[str | None, str | None] = {None: None}
+    lost: list[Queued] = []
     for place, (value, key) in enumerate(zip(values, keys, strict=True)):
         packed = packed_message(value, key, None)
-        if key is not None and key not in homes:
-            homes[key] = layout.segment_of(key)
+        try:
+            if key is not None and key not in homes:
+                homes[key] = layout.segment_of(key)
+        except NotFound:
+            lost.append(Outgoing(key, *packed, receipt, place=place))
+            continue
         home = homes[key]
         line = lines.get(home)
         if line is None:
-            line = lines[home] = _Line(None if home is None else (layout, home), form, batching, receipt)
+            line = lines[home] = _Line(home, form, batching, receipt)
         line.add(place, key, packed)
     for line in lines.values():
-        line.end(full=len(line.packed) >= batching.max_items)
-    return [each for turn in zip_longest(*(line.cut for line in lines.values())) for each in turn if each is not None]
+        line.end()
+    turns = zip_longest(*(line.cut for line in lines.values()))
+    return deque([*(each for turn in turns for each in turn if each is not None), *lost])

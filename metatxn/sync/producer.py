@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import datetime
@@ -12,7 +13,7 @@ from metatxn.outgoing import Portion, Queued
 from metatxn.producer import AsyncProducer
 from metatxn.sync.background import Background, Facade, blocking
 from metatxn.sync.transaction import Transaction
-from metatxn.transaction import AsyncTransaction
+from metatxn.transaction import AsyncTransaction, inside
 
 
 class Sent(Future[str]):
@@ -119,29 +120,32 @@ class Producer(Facade[AsyncProducer]):
         """
         future = Sent()
         outgoing = self._core.outgoing(value, key, properties, future, deliver_at, sequence, inside=txn is not None)
-        self._lay_down((outgoing,), txn)
+        self._lay_down(deque((outgoing,)), txn)
         self._core.last_sequence = outgoing.sequence
         return future
 
     def send_many(
         self, values: Iterable[Any], keys: Iterable[str | None] | None = None, txn: Transaction | None = None
     ) -> Future[list[str]]:
-        """Queue messages in this order, as `send` does with each of them, for a fraction of its CPU time. `keys` has a
-        key or None for each value. The future returns the positions of their entries, in order, once all messages are
-        durable, or raises the first failure: then others may be durable nevertheless, unless they are in a transaction
-        that is aborted.
+        """Queue messages, those of each key in this order, as `send` does for each of them, and wait while too much is
+        pending. `keys` has a key or None for each value. The future returns the positions of their entries, in the
+        order of `values`, once all messages are durable, or raises the first failure; then others may be durable,
+        unless they are in a transaction, which can no longer be committed.
 
-        Raises the errors of `send`. If a value is not JSON, or `keys` has another length, nothing is sent.
+        From some hundred messages for each segment on this takes a third of the CPU time of as many `send`. The whole
+        list is encoded before anything is sent. If a value is not JSON, or `keys` has another length, nothing is
+        sent. Raises the errors of `send`.
         """
-        if self._core.delivery.layout is None:
-            self._background.run(self._taken_over())
+        with inside(txn.core if txn is not None else None):
+            self._wait_for_space()
         future: Future[list[str]] = Future()
         future.set_running_or_notify_cancel()  # the messages cannot be withdrawn
-        self._lay_down(self._core.outgoing_together(values, keys, future), txn)
+        self._lay_down(self._core.together(values, keys, future), txn)
         return future
 
-    def _lay_down(self, messages: Iterable[Queued], txn: Transaction | None) -> None:
-        """Lay messages down for the loop, waiting while too much is pending."""
+    def _lay_down(self, messages: deque[Queued], txn: Transaction | None) -> None:
+        """Lay messages down for the loop, waiting while too much is pending. Those behind the first one fail on the
+        loop if they can no longer be sent."""
         delivery, core, txn_id = self._core.delivery, None, None
         if txn is not None:
             core = txn.core
@@ -149,11 +153,11 @@ class Producer(Facade[AsyncProducer]):
                 core.check_takes_operations()
             txn_id = core.id
         try:
-            for outgoing in messages:
-                if delivery.layout is None or delivery.pending_bytes + self._bytes >= delivery.max_pending_bytes:
-                    self._background.run(self._taken_over())
-                delivery.check(txn_id)
-                size = outgoing.size if isinstance(outgoing, Portion) else len(outgoing.content)
+            self._wait_for_space()
+            delivery.check(txn_id)
+            while messages:
+                outgoing = messages.popleft()
+                size = len(outgoing.payload if isinstance(outgoing, Portion) else outgoing.content)
                 with self._lock:
                     if not self._woken:
                         # Under the lock, so that a call of this thread to the loop after its `send` comes after this.
@@ -163,10 +167,17 @@ class Producer(Facade[AsyncProducer]):
                         self._laid_down.append((core, []))
                     self._laid_down[-1][1].append(outgoing)
                     self._bytes += size
+                if messages:
+                    self._wait_for_space()
         except BaseException as failure:
             if core is not None:
                 core.failed(failure)
             raise
+
+    def _wait_for_space(self) -> None:
+        delivery = self._core.delivery
+        if delivery.layout is None or delivery.pending_bytes + self._bytes >= delivery.max_pending_bytes:
+            self._background.run(self._taken_over())
 
     async def _taken_over(self) -> None:
         """Wait until the topic is known, the messages collected here are queued, and not too much is pending."""

@@ -262,7 +262,7 @@ async def in_order(client: metatxn.AsyncClient, topic: str) -> list[Any]:
 
 INSIDE = {
     "acknowledges", "check_takes_operations", "closed", "failed", "has_prefetched", "joined_by", "let_go", "open",
-    "outgoing", "outgoing_together", "page", "passed", "prefetched", "used_by",
+    "outgoing", "page", "passed", "prefetched", "together", "used_by",
 }  # fmt: skip
 """What only the clients themselves call."""
 
