@@ -19,6 +19,11 @@ The file is opened through SQLite only: any other open and close of it by this p
 No other process writes the file. So before each group the name must still lead to the file that was opened, and the
 revision must not be below one that this process has committed. Else the store was replaced by a backup, and is used no
 more.
+
+For the same reason the event loop may answer a read by itself, of records that this process has written lately, as of
+the last published change. That is what a read that begins now may find: each change is published before a caller hears
+of it, and no reader of the database has been told of a newer one (`_read_up_to`). But the files must look as they did
+after the last commit, or a group must be on its way, which looks at them itself; otherwise the reader thread is asked.
 """
 
 from __future__ import annotations
@@ -35,12 +40,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, behind, is_telling, sequence_counter
+from metastore.backends.sqlite_recent import MAX_DIRECTORY_KEYS, RecentRecords
 from metastore.errors import (
     CheckFailed,
     InvalidBatch,
@@ -54,6 +61,7 @@ from metastore.errors import (
     StoreUnusable,
     StoreWentBack,
 )
+from metastore.keys import prefix_end
 from metastore.types import (
     Applied,
     Batch,
@@ -95,6 +103,7 @@ _GET_SOME = (
     "UNION ALL SELECT '', x'', number, 0 FROM meta WHERE name = 'revision'"
 )
 """Some rows, and the revision as the version of a key that no record has; both as they are at one moment."""
+_SOME_KEYS = "SELECT key, x'', version, writes FROM records WHERE key >= ? AND key < ? LIMIT ?"
 _FIRST_IN_RANGE = "SELECT key, value, version, writes FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT 1"
 _PUT_SOME = "INSERT OR REPLACE INTO records VALUES {}"
 _DELETE_SOME = "DELETE FROM records WHERE key IN ({})"
@@ -127,6 +136,8 @@ SqliteRow = tuple[str, bytes, int, int]
 """A row: key, value, version, writes."""
 
 Plan = Callable[[sqlite3.Connection], Batch]
+
+_Files = tuple[int, int, int, int, int, int]
 
 
 # eq=False: jobs are distinguished by identity. kw_only: a kind of job adds what it needs.
@@ -184,6 +195,9 @@ class SqliteStore(StoredIndexes):
         self._writer: _Lane[_Write] = _Lane("sqlite writer", database.commit_group, self._publish)
         self._reader: _Lane[_Read[Any]] = _Lane("sqlite reader", database.read_group)
         self._log = ChangeLog(0)
+        self._recent = RecentRecords()
+        self._read_up_to: Revision = 0
+        """The newest state that a reader was told of. It may be newer than the last published change."""
         self._closing: asyncio.Task[None] | None = None
 
     def command_for(self, key: str) -> str:
@@ -256,19 +270,53 @@ class SqliteStore(StoredIndexes):
         self.group_sent(len(group))
         for job in group:
             if isinstance(job.outcome, OutcomeUnknown):
+                self._recent.forget()
                 self._log.resync(self._log.revision, "the outcome of a commit is unknown")
             if job.changes is None or self.lost_writes is not None:
                 continue
             if job.changes.revision > self._log.revision + 1:
                 # A commit of unknown outcome has happened after all.
+                self._recent.forget()
                 self._log.resync(job.changes.revision - 1, "the outcome of a commit was unknown")
             self._log.publish(job.changes)
+            self._recent.published(job.changes)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
+        if (known := self._known(wanted)) is not None:
+            return known
         found: Snapshot = await self._read(tuple(wanted))
+        self._read_up_to = max(self._read_up_to, found.revision)
+        if not self._database.read_only:
+            self._look_around(found)
         return found
+
+    def _known(self, wanted: Sequence[str]) -> Snapshot | None:
+        """The records without asking the database, if this process knows them all; see the module's docstring."""
+        self._assert_open()
+        if self.lost_writes is not None or self._log.revision < self._read_up_to:
+            return None
+        if not (self._writer.working or self._database.is_as_committed()):
+            return None
+        found = self._recent.find(wanted)
+        return None if found is None else Snapshot(found, self._log.revision)
+
+    def _look_around(self, found: Snapshot) -> None:
+        """Look which keys there are beside those that there are not, so that the next ones need not be looked for."""
+        for key, record in found.records.items():
+            if record is None and (directory := self._recent.unknown_directory(key)) is not None:
+                job: _Read[RangeResult] = _Read(
+                    future=asyncio.get_running_loop().create_future(), query=partial(_keys_below, directory)
+                )
+                job.future.add_done_callback(partial(self._looked_around, directory))
+                self._reader.submit(job)
+
+    def _looked_around(self, directory: str, looked: asyncio.Future[RangeResult]) -> None:
+        if looked.cancelled() or looked.exception() is not None or looked.result().revision != self._log.revision:
+            self._recent.looks_later(directory)
+        else:
+            self._recent.learned(directory, [record.key for record in looked.result().records])
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
@@ -285,7 +333,9 @@ class SqliteStore(StoredIndexes):
             more = bool(limit) and len(rows) > limit
             return RangeResult([_record(row) for row in rows[: limit or None]], _revision(connection), more)
 
-        return await self._read(query)
+        found = await self._read(query)
+        self._read_up_to = max(self._read_up_to, found.revision)
+        return found
 
     async def size_bytes(self) -> int | None:
         """The size of the file, without its write-ahead log."""
@@ -385,6 +435,11 @@ class _Lane(Generic[J]):
         self._idle.set()
         self._working = False
 
+    @property
+    def working(self) -> bool:
+        """Whether the thread has jobs."""
+        return self._working
+
     def submit(self, job: J) -> None:
         self._waiting.append(job)
         self._idle.clear()
@@ -454,6 +509,8 @@ class _Database:
         self._reader: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._committed: Revision = 0
+        self._files: _Files | None = None
+        """The files as the last commit left them."""
         self._lost: str | None = None
         self.on_went_back: Callable[[str], None] = lambda how: None
 
@@ -475,6 +532,7 @@ class _Database:
             _sync_directory(self._path.parent)
             self._file = _identity(self._path)
             self._committed = _revision(connection)
+            self._files = _files(self._path)
             return self._committed
         except sqlite3.Error as error:
             raise _opening_failure(self._path, error) from error
@@ -545,6 +603,12 @@ class _Database:
         if _one(connection, "PRAGMA user_version") > FORMAT_VERSION:
             raise StoreUnusable(f"{self._path} was written by a newer version of this software")
 
+    # -- the event loop ----------------------------------------------------------------------------------------
+
+    def is_as_committed(self) -> bool:
+        """Whether nobody has touched the files since the last commit."""
+        return self._files is not None and _files(self._path) == self._files
+
     # -- both threads ------------------------------------------------------------------------------------------
 
     def _refuse_replaced(self, group: Sequence[_Job[Any]]) -> None:
@@ -598,8 +662,10 @@ class _Database:
         try:
             connection.execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - the verdicts stand already, and must not be told unproven
+            self._files = None
             self._settle(connection, group, token, error)
             return
+        self._files = _files(self._path)
         self._committed = revision
 
     def _settle(self, connection: sqlite3.Connection, group: list[_Write], token: int, error: BaseException) -> None:
@@ -886,6 +952,12 @@ def _marks(count: int) -> str:
     return ",".join("?" * count)
 
 
+def _keys_below(directory: str, connection: sqlite3.Connection) -> RangeResult:
+    """The keys of a directory, and one more than are kept if there are as many."""
+    rows = connection.execute(_SOME_KEYS, (directory, prefix_end(directory), MAX_DIRECTORY_KEYS + 1)).fetchall()
+    return RangeResult([_record(row) for row in rows], _revision(connection), False)
+
+
 def _first_row(connection: sqlite3.Connection, span: EmptyRange) -> SqliteRow | None:
     row: SqliteRow | None = connection.execute(_FIRST_IN_RANGE, (span.start, span.end)).fetchone()
     return row
@@ -930,6 +1002,15 @@ def _identity(path: Path, known: tuple[int, int] | None = None) -> tuple[int, in
     except OSError:
         return known
     return found.st_dev, found.st_ino
+
+
+def _files(path: Path) -> _Files | None:
+    """How the file and its write-ahead log look, or None if that cannot be determined."""
+    try:
+        file, log = path.stat(), path.with_name(f"{path.name}-wal").stat()
+    except OSError:
+        return None
+    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, log.st_size, log.st_mtime_ns
 
 
 def _take_lock(path: Path) -> int:

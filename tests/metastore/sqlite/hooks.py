@@ -7,6 +7,7 @@ A `Hooked` connection sees every statement before and after SQLite does. `Hooks.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,11 @@ class Hooks:
         connection = sqlite3.connect(database, factory=Hooked, **options)
         self.connections.append(connection)
         return connection
+
+
+def in_writer() -> bool:
+    """Whether the writer's thread asks, and not the reader's."""
+    return threading.current_thread().name.startswith("sqlite writer")
 
 
 def disk_error(message: str = "disk I/O error") -> sqlite3.OperationalError:

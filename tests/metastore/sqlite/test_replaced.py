@@ -69,6 +69,7 @@ async def test_a_file_that_was_restored_is_neither_read_nor_written(store: Sqlit
         assert record is not None and record.value == b"before"
         assert await store.get("/b") is None
         assert (await store.apply(store.batch().put("/mark", b""))).revision == 3
+        assert await store.get("/a") == record, "and not what was written before"
     await refused(store, *CALLS.values(), why="it was at revision 5")
 
 

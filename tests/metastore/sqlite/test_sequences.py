@@ -15,7 +15,7 @@ from metastore import keys
 from metastore.backends.sqlite import SqliteStore
 from metastore.errors import OutcomeUnknown
 from tests.metastore.factories import SqliteWithoutSequence
-from tests.metastore.sqlite.hooks import Hooks, disk_error
+from tests.metastore.sqlite.hooks import Hooks, disk_error, in_writer
 
 CALLERS = 64
 
@@ -43,7 +43,7 @@ async def test_a_number_of_unknown_outcome(tmp_path: Path, kind: type[SqliteStor
             raise disk_error()
 
     def lose(seen: str) -> None:
-        if seen == "COMMIT" and "BEGIN IMMEDIATE" in hooks.statements:  # the writer's, not a reader's
+        if seen == "COMMIT" and in_writer():
             hooks.before, hooks.after = refuse, lambda seen: None
             raise disk_error()
 
