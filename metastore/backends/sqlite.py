@@ -267,6 +267,14 @@ class SqliteStore(StoredIndexes):
 
     def _publish(self, group: list[_Write]) -> None:
         """Feed the watches, on the loop, before any caller of the group learns its answer."""
+        try:
+            self._feed(group)
+        except BaseException:  # a listener has failed, and the callers learn their answers nevertheless
+            self._recent.forget()
+            self._read_up_to = self._log.revision + 1
+            raise
+
+    def _feed(self, group: list[_Write]) -> None:
         self.group_sent(len(group))
         for job in group:
             if isinstance(job.outcome, OutcomeUnknown):

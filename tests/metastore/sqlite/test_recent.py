@@ -205,6 +205,23 @@ async def test_a_look_at_a_directory_that_has_changed_meanwhile_proves_nothing(
         assert await store.get("/c/2") is not None
 
 
+async def test_a_change_that_was_not_published_is_looked_up(store: SqliteStore, hooks: Hooks) -> None:
+    """A listener has failed; the callers have learned their answers nevertheless."""
+    await store.apply(store.batch().put("/a/1", b"old"))
+    await looks_around(store, hooks)
+
+    def fail(applies: int) -> None:
+        raise ZeroDivisionError
+
+    store.group_listeners.append(fail)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    applied = await store.apply(store.batch().put("/a/1", b"new").put("/b/1", b""))
+    store.group_listeners.clear()
+    found = await store.get_many(["/a/1", "/b/1"])
+    assert [each and each.value for each in found.records.values()] == [b"new", b""]
+    assert await store.current_revision() == found.revision == applied.revision
+
+
 async def test_keys_outside_of_directories_are_always_looked_up(store: SqliteStore, hooks: Hooks) -> None:
     assert await store.get("/none") is None
     await store.apply(store.batch().put("/none/too", b""))
