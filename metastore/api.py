@@ -223,7 +223,8 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
-        """Several records, all read at one revision. Without keys it returns only the current revision. Raises
+        """Several records, all read at one revision. Without keys it returns only the current revision, which it always
+        asks the store for; a store that nobody else writes may know the others, and then this does not wait. Raises
         `StoreUnavailable`, `StoreClosed`."""
 
     async def each(self, wanted: Iterable[str]) -> AsyncIterator[tuple[str, Record | None]]:

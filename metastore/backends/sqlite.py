@@ -20,10 +20,13 @@ No other process writes the file. So before each group the name must still lead 
 revision must not be below one that this process has committed. Else the store was replaced by a backup, and is used no
 more.
 
-For the same reason the event loop may answer a read by itself, of records that this process has written lately, as of
-the last published change. That is what a read that begins now may find: each change is published before a caller hears
-of it, and no reader of the database has been told of a newer one (`_read_up_to`). But the files must look as they did
-after the last commit, or a group must be on its way, which looks at them itself; otherwise the reader thread is asked.
+For the same reason the event loop may answer a read by itself, of what this process has written lately
+(`sqlite_recent`), as of the last published change. That is what a read that begins now may find: a change is published
+before its caller hears of it, and the database is asked if a read has told somebody of a newer state (`_told`). It is
+also asked if the files do not look as the last commit left them, unless the writer has the database to itself at that
+moment. If they look otherwise when the writer begins, or the last commit has failed, everything becomes unknown
+(`touched`). A store that only looks, of this or another process, may see a commit before it is published, and so before
+this one answers it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -47,7 +51,7 @@ from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, behind, is_telling, sequence_counter
-from metastore.backends.sqlite_recent import MAX_DIRECTORY_KEYS, RecentRecords
+from metastore.backends.sqlite_recent import MAX_DIRECTORY_KEYS, Look, RecentRecords
 from metastore.errors import (
     CheckFailed,
     InvalidBatch,
@@ -82,6 +86,8 @@ FORMAT_VERSION = 1
 APPLICATION_ID = 0x6D747831  # "mtx1": distinguishes our file from any other SQLite database
 MAX_GROUP_APPLIES = 1_000
 WAL_BYTES_KEPT = 64 << 20
+AT_ONCE_IN_A_ROW = 100
+"""Reads that are answered without waiting, before others have their turn."""
 
 _PLAIN = re.compile("[A-Za-z0-9._~%/:&+-]+", re.ASCII)
 _SCHEMA = f"""
@@ -103,7 +109,7 @@ _GET_SOME = (
     "UNION ALL SELECT '', x'', number, 0 FROM meta WHERE name = 'revision'"
 )
 """Some rows, and the revision as the version of a key that no record has; both as they are at one moment."""
-_SOME_KEYS = "SELECT key, x'', version, writes FROM records WHERE key >= ? AND key < ? LIMIT ?"
+_SOME_KEYS = "SELECT json_group_array(key) FROM (SELECT key FROM records WHERE key >= ? AND key < ? LIMIT ?)"
 _FIRST_IN_RANGE = "SELECT key, value, version, writes FROM records WHERE key >= ? AND key < ? ORDER BY key LIMIT 1"
 _PUT_SOME = "INSERT OR REPLACE INTO records VALUES {}"
 _DELETE_SOME = "DELETE FROM records WHERE key IN ({})"
@@ -196,8 +202,11 @@ class SqliteStore(StoredIndexes):
         self._reader: _Lane[_Read[Any]] = _Lane("sqlite reader", database.read_group)
         self._log = ChangeLog(0)
         self._recent = RecentRecords()
-        self._read_up_to: Revision = 0
-        """The newest state that a reader was told of. It may be newer than the last published change."""
+        self._told: Revision = 0
+        """The newest state that somebody may have been told of. It may be newer than the last published change."""
+        self._touched = 0
+        """The files' `touched` as of what `_recent` knows."""
+        self._answered_at_once = 0
         self._closing: asyncio.Task[None] | None = None
 
     def command_for(self, key: str) -> str:
@@ -271,20 +280,21 @@ class SqliteStore(StoredIndexes):
             self._feed(group)
         except BaseException:  # a listener has failed, and the callers learn their answers nevertheless
             self._recent.forget()
-            self._read_up_to = self._log.revision + 1
+            self._told = max(self._told, self._log.revision + 1)
             raise
 
     def _feed(self, group: list[_Write]) -> None:
         self.group_sent(len(group))
+        if self._touched != self._database.touched:
+            self._touched = self._database.touched
+            self._recent.forget()
         for job in group:
             if isinstance(job.outcome, OutcomeUnknown):
-                self._recent.forget()
                 self._log.resync(self._log.revision, "the outcome of a commit is unknown")
             if job.changes is None or self.lost_writes is not None:
                 continue
             if job.changes.revision > self._log.revision + 1:
                 # A commit of unknown outcome has happened after all.
-                self._recent.forget()
                 self._log.resync(job.changes.revision - 1, "the outcome of a commit was unknown")
             self._log.publish(job.changes)
             self._recent.published(job.changes)
@@ -292,20 +302,24 @@ class SqliteStore(StoredIndexes):
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def get_many(self, wanted: Sequence[str]) -> Snapshot:
+        self._assert_open()
         if (known := self._known(wanted)) is not None:
+            self._answered_at_once += 1
+            if self._answered_at_once % AT_ONCE_IN_A_ROW == 0:
+                await asyncio.sleep(0)  # a loop that only reads must not keep others waiting
             return known
         found: Snapshot = await self._read(tuple(wanted))
-        self._read_up_to = max(self._read_up_to, found.revision)
+        self._told = max(self._told, found.revision)
         if not self._database.read_only:
             self._look_around(found)
         return found
 
     def _known(self, wanted: Sequence[str]) -> Snapshot | None:
-        """The records without asking the database, if this process knows them all; see the module's docstring."""
-        self._assert_open()
-        if self.lost_writes is not None or self._log.revision < self._read_up_to:
+        """The records without asking the database, if this process knows them; see the module's docstring. Who wants
+        none asks whether the store answers."""
+        if not wanted or self.lost_writes is not None or self._log.revision < self._told:
             return None
-        if not (self._writer.working or self._database.is_as_committed()):
+        if self._touched != self._database.touched or not self._database.is_as_committed():
             return None
         found = self._recent.find(wanted)
         return None if found is None else Snapshot(found, self._log.revision)
@@ -313,18 +327,20 @@ class SqliteStore(StoredIndexes):
     def _look_around(self, found: Snapshot) -> None:
         """Look which keys there are beside those that there are not, so that the next ones need not be looked for."""
         for key, record in found.records.items():
-            if record is None and (directory := self._recent.unknown_directory(key)) is not None:
-                job: _Read[RangeResult] = _Read(
-                    future=asyncio.get_running_loop().create_future(), query=partial(_keys_below, directory)
+            if record is None and (look := self._recent.look_at(key)) is not None:
+                job: _Read[tuple[list[str], Revision]] = _Read(
+                    future=asyncio.get_running_loop().create_future(), query=partial(_keys_below, look.directory)
                 )
-                job.future.add_done_callback(partial(self._looked_around, directory))
+                job.future.add_done_callback(partial(self._looked, look))
                 self._reader.submit(job)
 
-    def _looked_around(self, directory: str, looked: asyncio.Future[RangeResult]) -> None:
-        if looked.cancelled() or looked.exception() is not None or looked.result().revision != self._log.revision:
-            self._recent.looks_later(directory)
-        else:
-            self._recent.learned(directory, [record.key for record in looked.result().records])
+    def _looked(self, look: Look, answer: asyncio.Future[tuple[list[str], Revision]]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            self._recent.looked(look, None)
+            return
+        keys, revision = answer.result()
+        as_published = revision == self._log.revision >= self._told
+        self._recent.looked(look, keys if as_published or len(keys) > MAX_DIRECTORY_KEYS else None)
 
     async def range(
         self, start: str, end: str, *, limit: int = 0, reverse: bool = False, keys_only: bool = False
@@ -342,7 +358,7 @@ class SqliteStore(StoredIndexes):
             return RangeResult([_record(row) for row in rows[: limit or None]], _revision(connection), more)
 
         found = await self._read(query)
-        self._read_up_to = max(self._read_up_to, found.revision)
+        self._told = max(self._told, found.revision)
         return found
 
     async def size_bytes(self) -> int | None:
@@ -443,11 +459,6 @@ class _Lane(Generic[J]):
         self._idle.set()
         self._working = False
 
-    @property
-    def working(self) -> bool:
-        """Whether the thread has jobs."""
-        return self._working
-
     def submit(self, job: J) -> None:
         self._waiting.append(job)
         self._idle.clear()
@@ -519,6 +530,10 @@ class _Database:
         self._committed: Revision = 0
         self._files: _Files | None = None
         """The files as the last commit left them."""
+        self._has_it_alone = False
+        """Whether the writer is in a transaction, so that nobody else can write."""
+        self.touched = 0
+        """How often others, or a commit that failed, had touched the files when a group began."""
         self._lost: str | None = None
         self.on_went_back: Callable[[str], None] = lambda how: None
 
@@ -614,7 +629,9 @@ class _Database:
     # -- the event loop ----------------------------------------------------------------------------------------
 
     def is_as_committed(self) -> bool:
-        """Whether nobody has touched the files since the last commit."""
+        """Whether nobody else has touched the files since the last commit, as far as their sizes and times tell."""
+        if self._has_it_alone:
+            return _identity(self._path) == self._file
         return self._files is not None and _files(self._path) == self._files
 
     # -- both threads ------------------------------------------------------------------------------------------
@@ -656,25 +673,31 @@ class _Database:
             state = _State(connection, chain.from_iterable(_keys(job.batch) for job in group))
             before = state.revision
             self._refuse_behind(group, before, self._committed)
+            if self._files is None or _files(self._path) != self._files:
+                self.touched += 1
+            self._has_it_alone = True
             revision = _evaluate_group(connection, state, group, token)
             if revision == before:
+                self._has_it_alone = False
                 connection.execute("ROLLBACK")
                 return
         except _STORE_FAILURES as error:
+            self._has_it_alone = False
             _forget(group)
             _fail(group, error)
             return
         except BaseException:
+            self._has_it_alone = False
             _forget(group)
             raise
         try:
             connection.execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - the verdicts stand already, and must not be told unproven
-            self._files = None
+            self._files, self._has_it_alone = None, False
             self._settle(connection, group, token, error)
             return
-        self._files = _files(self._path)
         self._committed = revision
+        self._files, self._has_it_alone = _files(self._path), False
 
     def _settle(self, connection: sqlite3.Connection, group: list[_Write], token: int, error: BaseException) -> None:
         """COMMIT failed in some way: find out whether it took effect, and make sure that this remains true.
@@ -960,10 +983,10 @@ def _marks(count: int) -> str:
     return ",".join("?" * count)
 
 
-def _keys_below(directory: str, connection: sqlite3.Connection) -> RangeResult:
-    """The keys of a directory, and one more than are kept if there are as many."""
-    rows = connection.execute(_SOME_KEYS, (directory, prefix_end(directory), MAX_DIRECTORY_KEYS + 1)).fetchall()
-    return RangeResult([_record(row) for row in rows], _revision(connection), False)
+def _keys_below(directory: str, connection: sqlite3.Connection) -> tuple[list[str], Revision]:
+    """The keys of a directory, or one more than are kept, in one row: each row waits for the loop's thread."""
+    span = (directory, prefix_end(directory), MAX_DIRECTORY_KEYS + 1)
+    return json.loads(connection.execute(_SOME_KEYS, span).fetchone()[0]), _revision(connection)
 
 
 def _first_row(connection: sqlite3.Connection, span: EmptyRange) -> SqliteRow | None:

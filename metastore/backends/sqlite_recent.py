@@ -1,16 +1,20 @@
 """What a process knows of a store that nobody else writes, without asking it.
 
-    records       those that this process wrote last, also the deletions
+    records       those that this process has written last, also the deletions
     directories   all keys of small directories, so that it is known of a key that there is none
 
-Both are as of the last published change. A directory is what a key begins with, up to its second slash. So
-`/txn-prepared/` has a key for each transaction that is prepared, which are few, and is asked about all the others.
+A directory is what a key begins with, up to its second slash. So `/txn-prepared/` has a key for each transaction that
+is prepared, which are few, and is asked about all the others. Directories are read once, and then followed.
+
+Everything is as of the last change that was told by `published`, or unknown. `forget` is for whatever else may have
+happened; a look at a directory that began before it proves nothing afterwards.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from metastore.types import Record
 from metastore.watches import Written
@@ -20,6 +24,15 @@ MAX_VALUE_BYTES = 4 * 1024
 """Larger values are not kept."""
 MAX_DIRECTORY_KEYS = 1_000
 MAX_DIRECTORIES = 100
+ALWAYS_READ = "/cluster/"
+"""By these records processes find out whether the store is there, and still the same one."""
+
+
+class Look(NamedTuple):
+    """Somebody is to look which keys this directory has. Nobody else does before he has told."""
+
+    directory: str
+    life: int
 
 
 class RecentRecords:
@@ -30,6 +43,8 @@ class RecentRecords:
         self._directories: dict[str, set[str] | None] = {}
         """None: it is too large."""
         self._looked_for: set[str] = set()
+        self._life = 0
+        """How often everything was forgotten."""
 
     def published(self, written: Written) -> None:
         """Something was written, in the order of the revisions."""
@@ -56,37 +71,42 @@ class RecentRecords:
                 found[key] = self._records[key]
                 continue
             keys = self._directories.get(directory_of(key))
-            if keys is None or key in keys or not key.isascii():
+            if keys is None or key in keys or not key.isascii():  # a key that UTF-8 cannot express is an error
                 return None
             found[key] = None
         return found
 
-    def unknown_directory(self, key: str) -> str | None:
-        """The directory of a key that there is not, if somebody should look which keys it has. He tells by `learned` or
-        `looks_later`, and nobody else is to look before that."""
+    def look_at(self, key: str) -> Look | None:
+        """The look at the directory of a key that there is not, unless that is known, or looked at already."""
         directory = directory_of(key)
-        if not directory or directory in self._directories or directory in self._looked_for:
+        if not directory or directory == ALWAYS_READ:
             return None
-        if len(self._directories) >= MAX_DIRECTORIES:
+        if directory in self._directories or directory in self._looked_for:
+            return None
+        if len(self._directories) + len(self._looked_for) >= MAX_DIRECTORIES:
             return None
         self._looked_for.add(directory)
-        return directory
+        return Look(directory, self._life)
 
-    def looks_later(self, directory: str) -> None:
-        self._looked_for.discard(directory)
-
-    def learned(self, directory: str, keys: Iterable[str]) -> None:
-        """All keys of a directory as of the last published change, or more of them than are kept."""
-        found = set(keys)
-        self._looked_for.discard(directory)
-        self._directories[directory] = found if len(found) <= MAX_DIRECTORY_KEYS else None
+    def looked(self, look: Look, keys: Sequence[str] | None) -> None:
+        """All keys of a directory as of the last published change, or more than `MAX_DIRECTORY_KEYS`; None if that is
+        not known."""
+        if look.life != self._life:
+            return
+        self._looked_for.discard(look.directory)
+        if keys is not None:
+            self._directories[look.directory] = set(keys) if len(keys) <= MAX_DIRECTORY_KEYS else None
 
     def forget(self) -> None:
         """It is unknown what was written."""
         self._records.clear()
         self._directories.clear()
+        self._looked_for.clear()
+        self._life += 1
 
     def _keep(self, key: str, record: Record | None) -> None:
+        if key.startswith(ALWAYS_READ):
+            return
         self._records[key] = record
         self._records.move_to_end(key)
         if len(self._records) > MAX_RECORDS:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from metastore.backends import sqlite_recent
 from metastore.backends.sqlite import SqliteStore
-from metastore.backends.sqlite_recent import RecentRecords
-from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable
-from metastore.types import Absent, Record
+from metastore.backends.sqlite_recent import Look, RecentRecords
+from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable, StoreWentBack
+from metastore.types import Absent, FirstVersion, Record
 from metastore.watches import Written
 from tests.metastore.sqlite.hooks import Hooks, disk_error, in_writer
 
@@ -181,7 +182,7 @@ async def test_a_commit_of_unknown_outcome_is_looked_up(store: SqliteStore, hook
 async def test_a_directory_is_looked_at_once(store: SqliteStore, hooks: Hooks) -> None:
     await asyncio.gather(*(store.get(f"/b/{number}") for number in range(10)))
     await store.range("/", "0")  # behind it in the same thread
-    assert sum(statement.startswith("SELECT key, x''") for statement in hooks.statements) == 1
+    assert sum(statement.startswith("SELECT json_group_array") for statement in hooks.statements) == 1
 
 
 async def test_a_look_at_a_directory_that_has_changed_meanwhile_proves_nothing(
@@ -190,7 +191,7 @@ async def test_a_look_at_a_directory_that_has_changed_meanwhile_proves_nothing(
     looked, go_on = threading.Event(), threading.Event()
 
     def wait(seen: str) -> None:
-        if seen.startswith("SELECT key, x''"):
+        if seen.startswith("SELECT json_group_array"):
             looked.set()
             go_on.wait()
 
@@ -247,7 +248,7 @@ async def test_a_broken_disk_does_not_spoil_what_is_known(store: SqliteStore, ho
 
 def test_what_is_kept_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     recent, writes = RecentRecords(), 100
-    recent.learned("/k/", [])
+    recent.looked(looking_at(recent, "/k/x"), [])
     for revision in range(1, writes):
         recent.published(Written(revision, [], {f"/k/{revision}": b"x"}, ()))
     assert recent.find([f"/k/{writes - 1}", "/k/none"]) == {
@@ -261,7 +262,140 @@ def test_what_is_kept_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recent.find(["/k/none"]) is None, "there are too many keys"
     assert recent.find([f"/k/{writes + 1}"]) is None, "it is too large"
     assert recent.find([f"/k/{writes + 4}"]) is not None
-    for number in range(sqlite_recent.MAX_DIRECTORIES + 5):
-        if (directory := recent.unknown_directory(f"/{number}/x")) is not None:
-            recent.learned(directory, [])
-    assert recent.unknown_directory("/another/x") is None
+    looks = [recent.look_at(f"/{number}/x") for number in range(sqlite_recent.MAX_DIRECTORIES + 5)]
+    assert looks.count(None) == 6, "one was known before"
+
+
+def looking_at(recent: RecentRecords, key: str) -> Look:
+    look = recent.look_at(key)
+    assert look is not None and recent.look_at(key) is None, "one looks at a time"
+    return look
+
+
+def test_a_look_that_failed_is_made_again_and_one_from_before_proves_nothing() -> None:
+    recent = RecentRecords()
+    recent.looked(looking_at(recent, "/k/x"), None)
+    before = looking_at(recent, "/k/x")
+    recent.forget()
+    recent.looked(before, [])
+    assert recent.find(["/k/x"]) is None
+    recent.looked(looking_at(recent, "/k/x"), [])
+    assert recent.find(["/k/x"]) == {"/k/x": None}
+    assert recent.find(["/k/\ud800"]) is None, "it is no key"
+
+
+def test_by_what_the_store_is_known_is_never_kept() -> None:
+    recent = RecentRecords()
+    recent.published(Written(2, [], {"/cluster/incarnation": b"x"}, ()))
+    assert recent.find(["/cluster/incarnation"]) is None
+    assert recent.look_at("/cluster/version") is None
+
+
+async def test_whether_the_store_answers_is_asked_of_the_database(store: SqliteStore, hooks: Hooks) -> None:
+    await store.apply(store.batch().put("/a/1", b"1"))
+
+    def fail(seen: str) -> None:
+        raise disk_error()
+
+    hooks.before = fail
+    with pytest.raises(StoreUnavailable):
+        await store.current_revision()
+
+
+@pytest.mark.parametrize("tells", ["a check that failed", "a check that held"])
+async def test_it_does_not_go_back_behind_what_an_apply_has_told(store: SqliteStore, hooks: Hooks, tells: str) -> None:
+    """Behind a commit of unknown outcome, which has taken effect; and a look at the directory began before it."""
+    looked, go_on_looking = threading.Event(), threading.Event()
+
+    def look(seen: str) -> None:
+        if seen.startswith("SELECT json_group_array"):
+            looked.set()
+            go_on_looking.wait()
+
+    await store.apply(store.batch().put("/a/1", b"old"))
+    hooks.after = look
+    assert await store.get("/b/none") is None
+    await asyncio.to_thread(looked.wait)
+
+    def lose(seen: str) -> None:
+        if seen == "COMMIT" and in_writer():
+            hooks.after, hooks.before = lambda seen: None, refuse_to_look
+            raise disk_error()
+
+    def refuse_to_look(seen: str) -> None:
+        if seen.startswith("SELECT number") and in_writer():
+            hooks.before = lambda seen: None
+            raise disk_error()
+
+    hooks.after = lose
+    with pytest.raises(OutcomeUnknown):
+        await store.apply(store.batch().put("/a/1", b"new").put("/b/1", b"new"))
+    go_on_looking.set()
+    await store.range("/", "/")  # behind the look
+    if tells == "a check that failed":
+        with pytest.raises(CheckFailed):
+            await store.apply(store.batch().check(Absent("/b/1")))
+    else:
+        await store.apply(store.batch().check(FirstVersion("/b/1")))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(seen: str) -> None:
+        if seen == "COMMIT" and in_writer():
+            begun.set()
+            go_on.wait()
+
+    hooks.before = wait
+    writing = asyncio.ensure_future(store.apply(store.batch().put("/a/2", b"")))
+    await asyncio.to_thread(begun.wait)
+    found = await store.get_many(["/a/1", "/b/1"])
+    go_on.set()
+    await writing
+    assert [each and each.value for each in found.records.values()] == [b"new", b"new"]
+
+
+async def test_what_others_have_written_into_the_file_is_looked_up(store: SqliteStore, tmp_path: Path) -> None:
+    """Nobody may, but who does is not answered with two different records by `get` and by `range`."""
+    await store.apply(store.batch().put("/a/1", b"ours"))
+    with closing(sqlite3.connect(tmp_path / "x.db")) as other:
+        other.execute("UPDATE records SET value = x'01' WHERE key = '/a/1'")
+        other.commit()
+    for _ in range(2):
+        record = await store.get("/a/1")
+        assert record is not None and record.value == b"\x01"
+        await store.apply(store.batch().put("/a/2", b""))
+
+
+async def test_a_read_tells_as_a_range_does(store: SqliteStore, hooks: Hooks) -> None:
+    await store.apply(store.batch().put("/a/1", b"old"))
+    committed, go_on = threading.Event(), threading.Event()
+
+    def wait(seen: str) -> None:
+        if seen == "COMMIT" and in_writer():
+            committed.set()
+            go_on.wait()
+
+    hooks.after = wait
+    writing = asyncio.ensure_future(store.apply(store.batch().put("/a/1", b"new")))
+    await asyncio.to_thread(committed.wait)
+    told, after = await store.get_many(["/a/1", "/a/none"]), await store.get("/a/1")
+    go_on.set()
+    await writing
+    assert after == told.records["/a/1"] and after is not None and after.value == b"new"
+
+
+async def test_a_closed_store_and_one_that_is_refused_answer_nothing(store: SqliteStore) -> None:
+    await store.apply(store.batch().put("/a/1", b"1"))
+    store.refuse("it is another one")
+    with pytest.raises(StoreWentBack):
+        await store.get("/a/1")
+    await store.close()
+    with pytest.raises(MetastoreError):
+        await store.get("/a/1")
+
+
+async def test_a_loop_that_only_reads_lets_others_have_their_turn(store: SqliteStore) -> None:
+    await store.apply(store.batch().put("/a/1", b"1"))
+    turns: list[None] = []
+    asyncio.get_running_loop().call_soon(turns.append, None)
+    while not turns:
+        await store.get("/a/1")
