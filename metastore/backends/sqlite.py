@@ -51,7 +51,7 @@ from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 from metastore.api import MAX_BATCH_BYTES, Ephemeral, OwnRecord, StoredIndexes, behind, is_telling, sequence_counter
-from metastore.backends.sqlite_recent import MAX_DIRECTORY_KEYS, Look, RecentRecords
+from metastore.backends.sqlite_recent import MAX_DIRECTORY_KEYS, DirectoryLook, RecentRecords
 from metastore.errors import (
     CheckFailed,
     InvalidBatch,
@@ -334,7 +334,7 @@ class SqliteStore(StoredIndexes):
                 job.future.add_done_callback(partial(self._looked, look))
                 self._reader.submit(job)
 
-    def _looked(self, look: Look, answer: asyncio.Future[tuple[list[str], Revision]]) -> None:
+    def _looked(self, look: DirectoryLook, answer: asyncio.Future[tuple[list[str], Revision]]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             self._recent.looked(look, None)
             return

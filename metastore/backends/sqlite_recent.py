@@ -28,7 +28,7 @@ ALWAYS_READ = "/cluster/"
 """By these records processes find out whether the store is there, and still the same one."""
 
 
-class Look(NamedTuple):
+class DirectoryLook(NamedTuple):
     """Somebody is to look which keys this directory has. Nobody else does before he has told."""
 
     directory: str
@@ -76,7 +76,7 @@ class RecentRecords:
             found[key] = None
         return found
 
-    def look_at(self, key: str) -> Look | None:
+    def look_at(self, key: str) -> DirectoryLook | None:
         """The look at the directory of a key that there is not, unless that is known, or looked at already."""
         directory = directory_of(key)
         if not directory or directory == ALWAYS_READ:
@@ -86,9 +86,9 @@ class RecentRecords:
         if len(self._directories) + len(self._looked_for) >= MAX_DIRECTORIES:
             return None
         self._looked_for.add(directory)
-        return Look(directory, self._life)
+        return DirectoryLook(directory, self._life)
 
-    def looked(self, look: Look, keys: Sequence[str] | None) -> None:
+    def looked(self, look: DirectoryLook, keys: Sequence[str] | None) -> None:
         """All keys of a directory as of the last published change, or more than `MAX_DIRECTORY_KEYS`; None if that is
         not known."""
         if look.life != self._life:

@@ -18,7 +18,7 @@ import pytest
 
 from metastore.backends import sqlite_recent
 from metastore.backends.sqlite import SqliteStore
-from metastore.backends.sqlite_recent import Look, RecentRecords
+from metastore.backends.sqlite_recent import DirectoryLook, RecentRecords
 from metastore.errors import CheckFailed, MetastoreError, OutcomeUnknown, StoreUnavailable, StoreWentBack
 from metastore.types import Absent, FirstVersion, Record
 from metastore.watches import Written
@@ -266,7 +266,7 @@ def test_what_is_kept_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert looks.count(None) == 6, "one was known before"
 
 
-def looking_at(recent: RecentRecords, key: str) -> Look:
+def looking_at(recent: RecentRecords, key: str) -> DirectoryLook:
     look = recent.look_at(key)
     assert look is not None and recent.look_at(key) is None, "one looks at a time"
     return look
