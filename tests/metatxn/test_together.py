@@ -22,7 +22,7 @@ from metatxn.wire.broker import TopicInfo, hash_of_key
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.record_batches import Codec
 from tests.metatxn.fake_cluster import COORDINATOR, FakeCluster, answering
-from tests.metatxn.flavours import Connect
+from tests.metatxn.flavours import Connect, Dressed
 from tests.metatxn.test_batching import ENTRIES, Gate, sizes
 from tests.metatxn.test_layouts import segment
 
@@ -286,7 +286,9 @@ async def test_what_comes_behind_a_close_fails(cluster: FakeCluster, client: met
         sending = asyncio.ensure_future(producer.send_many(range(MANY)))
         await gate.wait()
         closing = asyncio.ensure_future(producer.close())
-        await asyncio.sleep(0.1)
+        core = producer.inner._core if isinstance(producer, Dressed) else producer
+        while not core.delivery._closed:
+            await asyncio.sleep(0.01)
         gate.open()
         await closing
         with pytest.raises(metatxn.InvalidArgument, match="closed"):

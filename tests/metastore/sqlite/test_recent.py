@@ -11,7 +11,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
-from contextlib import closing, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,26 @@ async def looks_around(store: SqliteStore, hooks: Hooks) -> None:
     await store.range("/", "0")  # behind it in the same thread
     await asyncio.sleep(0)
     hooks.statements.clear()
+
+
+@asynccontextmanager
+async def held(store: SqliteStore, hooks: Hooks, key: str, *, committed: bool) -> AsyncIterator[None]:
+    """A write of `key` is held just before it is committed, or just after that, before anybody hears of it."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(seen: str) -> None:
+        if seen == "COMMIT" and in_writer():
+            reached.set()
+            go_on.wait()
+
+    setattr(hooks, "after" if committed else "before", wait)
+    writing = asyncio.ensure_future(store.apply(store.batch().put(key, b"new")))
+    await asyncio.to_thread(reached.wait)
+    try:
+        yield
+    finally:
+        go_on.set()
+        await writing
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["usual bounds", "small bounds"])
@@ -124,19 +144,8 @@ async def test_a_record_that_was_written_and_one_that_there_is_not_cost_no_state
 async def test_it_does_not_go_back_behind_what_a_reader_was_told(store: SqliteStore, hooks: Hooks) -> None:
     """A commit is in the database, and so may be read there, before it is published."""
     await store.apply(store.batch().put("/a/1", b"old"))
-    committed, go_on = threading.Event(), threading.Event()
-
-    def wait(seen: str) -> None:
-        if seen == "COMMIT" and not committed.is_set():
-            committed.set()
-            go_on.wait()
-
-    hooks.after = wait
-    writing = asyncio.ensure_future(store.apply(store.batch().put("/a/1", b"new")))
-    await asyncio.to_thread(committed.wait)
-    before, told, after = await store.get("/a/1"), await asked(store), await store.get("/a/1")
-    go_on.set()
-    await writing
+    async with held(store, hooks, "/a/1", committed=True):
+        before, told, after = await store.get("/a/1"), await asked(store), await store.get("/a/1")
     assert before is not None and before.value == b"old", "nobody had been told yet"
     assert after is not None and after.value == told["/a/1"].value == b"new"
 
@@ -161,19 +170,8 @@ async def test_a_commit_of_unknown_outcome_is_looked_up(store: SqliteStore, hook
     with pytest.raises(CheckFailed) as caught:
         await store.apply(store.batch().check(Absent("/a/1")))
     assert caught.value.current is not None and caught.value.current.value == b"new"
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(seen: str) -> None:
-        if seen == "COMMIT" and in_writer():
-            begun.set()
-            go_on.wait()
-
-    hooks.before = wait
-    writing = asyncio.ensure_future(store.apply(store.batch().put("/a/2", b"")))
-    await asyncio.to_thread(begun.wait)
-    record = await store.get("/a/1")
-    go_on.set()
-    await writing
+    async with held(store, hooks, "/a/2", committed=False):
+        record = await store.get("/a/1")
     assert record is not None and record.value == b"new", "somebody was told of it"
     found = (await store.get_many(["/a/1", "/b/1"])).records
     assert [each and each.value for each in found.values()] == [b"new", b""]
@@ -337,19 +335,8 @@ async def test_it_does_not_go_back_behind_what_an_apply_has_told(store: SqliteSt
             await store.apply(store.batch().check(Absent("/b/1")))
     else:
         await store.apply(store.batch().check(FirstVersion("/b/1")))
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(seen: str) -> None:
-        if seen == "COMMIT" and in_writer():
-            begun.set()
-            go_on.wait()
-
-    hooks.before = wait
-    writing = asyncio.ensure_future(store.apply(store.batch().put("/a/2", b"")))
-    await asyncio.to_thread(begun.wait)
-    found = await store.get_many(["/a/1", "/b/1"])
-    go_on.set()
-    await writing
+    async with held(store, hooks, "/a/2", committed=False):
+        found = await store.get_many(["/a/1", "/b/1"])
     assert [each and each.value for each in found.records.values()] == [b"new", b"new"]
 
 
@@ -367,19 +354,8 @@ async def test_what_others_have_written_into_the_file_is_looked_up(store: Sqlite
 
 async def test_a_read_tells_as_a_range_does(store: SqliteStore, hooks: Hooks) -> None:
     await store.apply(store.batch().put("/a/1", b"old"))
-    committed, go_on = threading.Event(), threading.Event()
-
-    def wait(seen: str) -> None:
-        if seen == "COMMIT" and in_writer():
-            committed.set()
-            go_on.wait()
-
-    hooks.after = wait
-    writing = asyncio.ensure_future(store.apply(store.batch().put("/a/1", b"new")))
-    await asyncio.to_thread(committed.wait)
-    told, after = await store.get_many(["/a/1", "/a/none"]), await store.get("/a/1")
-    go_on.set()
-    await writing
+    async with held(store, hooks, "/a/1", committed=True):
+        told, after = await store.get_many(["/a/1", "/a/none"]), await store.get("/a/1")
     assert after == told.records["/a/1"] and after is not None and after.value == b"new"
 
 
