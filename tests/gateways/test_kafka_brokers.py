@@ -146,7 +146,12 @@ async def leaders_told(member: Member) -> dict[int, tuple[int, int]]:
         await asyncio.sleep(0.001)
 
 
-async def test_all_brokers_tell_the_same_leaders_and_the_others_refuse(brokers: Brokers) -> None:
+async def test_all_brokers_tell_the_same_leaders_and_the_others_refuse(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that went before, as `create` may have replaced one that led nothing, do not count."""
+    monkeypatch.setattr("metatxn_gateways.kafka.cluster.GONE_FOR_S", 0.0)
+    await brokers.again(brokers.members[1])
     await brokers.create()
     told = [await leaders_told(each) for each in brokers.members]
     assert told[0] == told[1]
