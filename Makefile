@@ -46,6 +46,7 @@ $(BIN)/pip:
 
 $(STAMP): pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --no-compile --config-settings=--build-option=--compression=stored 'pyspark>=4.0'
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $(STAMP)
 

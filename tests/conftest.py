@@ -16,6 +16,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from metatxn.cli.services import YOUNG_OBJECTS
 from participants.ledger.watermark import Space, Watermark
 from tests.extent import QUICK, is_quick, is_quick_file
 from tests.order import Scheduling, place_of
@@ -57,7 +58,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
+    """What tests leave behind is looked through as seldom as in a service, which saves a tenth of their time."""
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     gc.enable()
 
 
