@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import structlog
 
@@ -188,16 +189,20 @@ class SegmentSubscription:
             indexes[position].add(index)
         acks = []
         for position, wanted in indexes.items():
-            if self._is_left_out(position):
-                acks.append(Ack(position, writer=writer))
-                continue
-            size = await self._size_of(position, max(wanted))
-            if len(wanted) == size:
-                acks.append(Ack(position, writer=writer))
-            else:
-                runs = _runs(sorted(wanted), longest=None if self._version.allows(Feature.ACK_RUNS) else 1)
-                acks += [Ack(position, first, size, writer=writer, last=last) for first, last in runs]
+            acks += await self.run_acks(position, _runs(sorted(wanted)), writer)
         return acks
+
+    async def run_acks(self, position: Position, runs: Sequence[range], writer: str | None) -> list[Ack]:
+        """The acknowledgements of these messages of an entry, at least one, as runs in their order with a gap between
+        any two. Raises as `single_acks`."""
+        if self._is_left_out(position):
+            return [Ack(position, writer=writer)]
+        size = await self._size_of(position, runs[-1][-1])
+        if len(runs) == 1 and len(runs[0]) == size:
+            return [Ack(position, writer=writer)]
+        if not self._version.allows(Feature.ACK_RUNS):
+            runs = [range(index, index + 1) for run in runs for index in run]
+        return [Ack(position, run[0], size, writer=writer, last=run[-1] if len(run) > 1 else None) for run in runs]
 
     async def cumulative_ack(self, position: Position, index: int, writer: str | None) -> Ack:
         """The cumulative acknowledgement up to this message. Raises as `single_acks`."""
@@ -671,13 +676,10 @@ class SegmentSubscription:
         log.warning("carry the decision out again", segment=self.segment.id, subscription=name, error=str(error))
 
 
-def _runs(indexes: Sequence[int], longest: int | None) -> Iterator[tuple[int, int | None]]:
-    """The first and the last index of each run of these, which are sorted; one of a single index has no last."""
-    start = 0
-    for at in range(1, len(indexes) + 1):
-        if at == len(indexes) or indexes[at] != indexes[at - 1] + 1 or at - start == longest:
-            yield indexes[start], indexes[at - 1] if at - start > 1 else None
-            start = at
+def _runs(indexes: Sequence[int]) -> list[range]:
+    """The runs of these, which are sorted and different."""
+    bounds = [0, *(at for at in range(1, len(indexes)) if indexes[at] != indexes[at - 1] + 1), len(indexes)]
+    return [range(indexes[start], indexes[end - 1] + 1) for start, end in pairwise(bounds)]
 
 
 def _action_after(conflict: AckConflict) -> str:

@@ -9,12 +9,13 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 from crc32c import crc32c
 
 from metatxn.wire.pulsar_entries import MAGIC, decode_pulsar
-from metatxn_gateways.pulsar.acks import acked_indexes
+from metatxn_gateways.pulsar.acks import acked_runs
 from metatxn_gateways.pulsar.commands import MessageMetadata, SingleMessageMetadata, command, read_command
 from metatxn_gateways.pulsar.readers import EARLIEST, LATEST
 
@@ -216,7 +217,7 @@ class PulsarClient:
             head, content = await self.next("message")
             place, times = (head.message_id.ledger_id, head.message_id.entry_id), head.redelivery_count
             values = [each.value for each in decode_pulsar(content)]
-            left_out = acked_indexes(head.ack_set, len(values)) if head.ack_set else []
+            left_out = [*chain(*acked_runs(head.ack_set, len(values)))] if head.ack_set else []
             indexes = [index for index in range(len(values)) if index not in left_out]
             found += [Delivered(head.consumer_id, place, index, values[index], times) for index in indexes]
         return found

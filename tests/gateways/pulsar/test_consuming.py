@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metastore.check import StoreCheck
 from metatxn.wire.ids import TxnId
 from metatxn.wire.position import Position
-from metatxn_gateways.pulsar.acks import MAX_IDS, ack_set_of, acked_indexes
+from metatxn_gateways.pulsar.acks import MAX_IDS, ack_set_of, acked_runs
 from metatxn_gateways.pulsar.codes import PulsarCode
 from participants.subscription.segment_subscription import SegmentSubscription
 from tests.gateways.pulsar.client import PATIENCE_S, Delivered, PulsarClient, Refused, batch, entry
@@ -103,10 +106,19 @@ def test_bits_of_a_batch_are_words_of_64() -> None:
     assert ack_set_of([0, 1, 2], 3) == [], "all of them: as if there were no batch"
     assert ack_set_of([0, 63], 65) == [1 - (1 << 63)]
     assert ack_set_of([64], 200) == [0, 1]
-    assert acked_indexes([], 3) == [0, 1, 2]
-    assert acked_indexes([1 - (1 << 63)], 66) == [*range(1, 63), 64, 65]
-    for indexes in ([0], [5, 62, 63, 64, 127, 128], [191]):
-        assert acked_indexes(ack_set_of(indexes, 192), 192) == [each for each in range(192) if each not in indexes]
+    assert acked_runs([], 3) == [range(3)]
+    assert acked_runs([1 - (1 << 63)], 66) == [range(1, 63), range(64, 66)]
+    assert acked_runs([-1, -1], 66) == acked_runs([-1, -1, 7], 66) == []
+    assert acked_runs([6], 1) == [range(1)], "what is behind the last message does not count"
+
+
+@given(st.data())
+def test_runs_of_bits_are_what_the_bits_say(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 300))
+    left = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
+    runs = acked_runs(ack_set_of(sorted(left), size) if left else [], size)
+    assert [index for run in runs for index in run] == [index for index in range(size) if index not in left]
+    assert all(before.stop < after.start for before, after in pairwise(runs))
 
 
 async def test_what_is_given_back_comes_again(gateway: PulsarGateway) -> None:

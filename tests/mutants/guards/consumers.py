@@ -239,8 +239,8 @@ CONSUMERS = (
         "run-over-a-gap",
         "only messages that follow each other are acknowledged together",
         "participants/subscription/segment_subscription.py",
-        "indexes[at] != indexes[at - 1] + 1 or",
-        "indexes[at] < indexes[at - 1] or",
+        "if indexes[at] != indexes[at - 1] + 1)",
+        "if indexes[at] < indexes[at - 1])",
         tests=("tests/participants/subscription/test_individual_acks.py",),
     ),
     Mutant(

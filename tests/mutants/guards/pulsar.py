@@ -161,6 +161,14 @@ PULSAR = (
         tests=(f"{_TEST_CONSUMING}::test_what_is_not_there_is_not_acknowledged",),
     ),
     Mutant(
+        "bits-without-messages",
+        "what a client says of messages that an entry does not have counts for nothing",
+        _ACKS,
+        "acked = ~left & (1 << size) - 1",
+        "acked = ~left & (1 << len(words) * _WORD) - 1",
+        tests=(f"{_TEST_CONSUMING}::test_bits_of_a_batch_are_words_of_64",),
+    ),
+    Mutant(
         "any-number-of-ids",
         "a command that would keep the event loop busy closes its connection",
         _ACKS,
