@@ -42,19 +42,19 @@ def short_looks() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def loop() -> Iterator[Loop]:
     with Loop() as loop:
         yield loop
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleCluster]:
     with ConsoleCluster(loop, tmp_path_factory.mktemp("console")) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def life(cluster: ConsoleCluster) -> Life:
     """What has happened in the cluster without tokens. Tests add to it and take nothing away."""
     with cluster.client() as client:
@@ -73,7 +73,7 @@ def sender(cluster: ConsoleCluster) -> Iterator[Sender]:
         yield sender
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def secured(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     listed = TokenFile(tmp_path_factory.mktemp("tokens"))
     tokens = {"root": listed.add("root", admin=True)}

@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests.extent import usually
 from tests.participants.every_store.running import Running, running
-from tests.servers import S3Server
+from tests.servers import EtcdServer, S3Server
 
 ALL_PAIRS = tuple(itertools.product(("sqlite", "etcd", "zookeeper"), ("files", "objects")))
 PAIRS = usually((("sqlite", "files"), ("etcd", "objects"), ("zookeeper", "files")), ALL_PAIRS)
@@ -29,13 +30,14 @@ def running_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     store, storage = request.param
     directory = tmp_path_factory.mktemp(f"{store}-{storage}")
     name = secrets.token_hex(6)
-    if store == "sqlite":
-        url = f"sqlite:///{directory}/metadata.db"
-    else:
-        server = request.getfixturevalue(f"{store}_server")
-        url = f"{'etcd' if store == 'etcd' else 'zk'}://{server.endpoint}/{name}"
     place: dict[str, Any] = {"data_dir": directory / "ledgers"}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as servers:
+        if store == "sqlite":
+            url = f"sqlite:///{directory}/metadata.db"
+        elif store == "etcd":
+            url = f"etcd://{servers.enter_context(EtcdServer(directory / 'etcd')).endpoint}/{name}"
+        else:
+            url = f"zk://{request.getfixturevalue('zookeeper_server').endpoint}/{name}"
         if storage == "objects":
             s3: S3Server = request.getfixturevalue("s3_server")
             for variable, value in s3.environment.items():
