@@ -26,15 +26,16 @@ async def copying(servers: str, checkpoint: Path) -> AsyncIterator[None]:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=log, env={**os.environ, **with_kafka()}
         )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout is not None
     try:
         assert await process.stdout.readline() == b"started\n", complaints.read_text()
         yield
-        process.stdin.write_eof()
-        assert await process.wait() == 0, complaints.read_text()
+        await process.communicate(b"")  # it ends when its input does, and Java with it, which has the same output
+        assert process.returncode == 0, complaints.read_text()
     finally:
         if process.returncode is None:
             process.kill()
+            await process.communicate()
 
 
 def main(servers: str, checkpoint: str) -> None:
