@@ -44,6 +44,7 @@ $(BIN)/pip:
 	scripts/install-debian-packages venv
 	$(PYTHON) -m venv $(VENV)
 
+# Spark comes as source, of which pip makes a wheel: to compress its jars again would take as long as all the rest.
 $(STAMP): pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --config-settings=--build-option=--compression=stored 'pyspark>=4.0'
