@@ -76,17 +76,18 @@ async def acks_of(part: SegmentSubscription, request: Any, *, inside: bool) -> l
         position = Position(wanted.ledger_id, wanted.entry_id)
         if not inside and position <= part.segment.ledgers.start:
             continue
-        if wanted.ack_set and (left := left - await part.size_of(position)) < 0:
+        size = await part.size_of(position)
+        if wanted.ack_set and (left := left - size) < 0:
             raise PulsarError(PulsarCode.NOT_ALLOWED, f"a command looks at no more than {MAX_MESSAGES} messages")
-        acks += await _acks_of_entry(part, position, wanted.ack_set, cumulative=cumulative)
+        acks += await _acks_of_entry(part, position, acked_runs(wanted.ack_set, size), size, cumulative=cumulative)
     return acks
 
 
 async def _acks_of_entry(
-    part: SegmentSubscription, position: Position, ack_set: Sequence[int], *, cumulative: bool
+    part: SegmentSubscription, position: Position, runs: Sequence[range], size: int, *, cumulative: bool
 ) -> list[Ack]:
-    size = await part.size_of(position)
-    runs = acked_runs(ack_set, size) if size else [range(1)]  # refused, unless it was left out of its ledger
+    if not size:
+        runs = [range(1)]  # refused, unless it was left out of its ledger
     if cumulative:
         return [await part.cumulative_ack(position, runs[-1][-1], None)] if runs else []
     if runs == [range(size)]:

@@ -660,7 +660,7 @@ PULSAR = (
         "acknowledges-any-number",
         "an acknowledgement looks at a bounded number of messages",
         _ACKS,
-        "(left := left - await part.size_of(position)) < 0",
+        "(left := left - size) < 0",
         "False",
         tests=(f"{_TEST_ROOM}::test_an_acknowledgement_looks_at_so_many_messages",),
     ),
