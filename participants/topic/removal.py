@@ -23,12 +23,14 @@ from metastore.keys import prefix_end
 from metastore.txn import paths
 from metastore.txn.read_holds import holds_in_force
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
+from metastore.txn.records.transactions import Header
 from metastore.types import AtVersion, Record
 from metastore.versions import Feature
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.patience import Patience
 from metatxn.service.versions import require
 from metatxn.wire import errors
+from metatxn.wire.ids import TxnId
 from metatxn.wire.names import number_of_segment
 from metatxn.wire.position import Position
 from participants.broker.broker import Broker
@@ -91,6 +93,8 @@ class Removal:
         """Drop what is left in a sealed segment that is served here, and remove it. A segment that is already removed
         is not an error.
 
+        What transactions that have ended did here is final within moments, and this waits for it.
+
         Raises SEGMENT_IN_USE, which names what still needs it; UPGRADE_PENDING, NOT_FOUND, NOT_OWNER,
         STORE_UNAVAILABLE. After an error that is not definite it can be repeated.
         """
@@ -101,11 +105,22 @@ class Removal:
             if await self._broker.removed(segment_id) is None:
                 raise
             return
+        await self._ended_are_gone(segment)
         patience = Patience()
         while await patience.lasts():
             if await self._attempt(segment, by_hand=True):
                 return
         raise patience.over(f"segment {segment_id}")
+
+    async def _ended_are_gone(self, segment: Segment) -> None:
+        """Wait until no transaction that has ended has operations on it, or until patience is over. Raises the store's
+        errors."""
+        patience = Patience()
+        while await patience.lasts():
+            keys = [paths.header(TxnId.parse(each)) for each in await self._holders(segment)]
+            headers = (await self._store.get_many(keys)).records.values() if keys else ()
+            if all(each is not None and not Header.decode(each.value).state.final for each in headers):
+                return
 
     async def _drop_rest(self, segment: Segment, family: Family) -> None:
         """Trim the segment completely. A subscription that is created or moved meanwhile writes the record of the
@@ -236,13 +251,15 @@ class Removal:
     async def _add_transactions(self, segment: Segment, needs: Needs) -> None:
         """The transactions that have operations on it. One that stores an acknowledgement after this read, of an entry
         that is trimmed, loses nothing when that is deleted."""
+        needs.transactions = await self._holders(segment)
+        if needs.transactions:
+            needs.reasons.append(f"transaction {', '.join(needs.transactions[:3])} has operations on it")
+
+    async def _holders(self, segment: Segment) -> list[str]:
         writes, acks = paths.writes_by_segment(segment.id), paths.acks_by_segment(segment.id)
         found = [paths.op_of_write_entry(each) for each in await self._entries("writes-by-segment", writes)]
         found += [paths.op_of_ack_entry(each) for each in await self._entries("acks-by-segment-subscription", acks)]
-        txn_ids = list(dict.fromkeys(paths.op_key_parts(key)[0] for key in found))[:TRANSACTIONS_NAMED]
-        if txn_ids:
-            needs.transactions = txn_ids
-            needs.reasons.append(f"transaction {', '.join(txn_ids[:3])} has operations on it")
+        return list(dict.fromkeys(paths.op_key_parts(key)[0] for key in found))[:TRANSACTIONS_NAMED]
 
     async def _entries(self, index: str, prefix: str) -> Sequence[str]:
         return await self._store.query_index(index, prefix, prefix_end(prefix), limit=TRANSACTIONS_NAMED)

@@ -257,6 +257,17 @@ async def test_delete_names_what_still_needs_the_segment_and_then_drops_what_is_
     await topic.deleted(PARENT)
 
 
+async def test_delete_waits_until_what_ended_transactions_did_is_final(topic: Removing, world: World) -> None:
+    """Their operations are deleted a moment after their decisions."""
+    await topic.receive()
+    for message in topic.ids:
+        txn = await world.begin()
+        await topic.acked([message], txn)
+        await world.commit(txn)
+    await topic.deleted(PARENT)
+    await topic.assert_gone()
+
+
 async def test_delete_is_refused_for_segments_that_are_in_the_way(topic: Removing) -> None:
     assert "accepts messages" in (await topic.refused(CHILDREN[0]))["detail"]
     await post(topic.process, CHILDREN[0], "merge", **{"with": CHILDREN[1]})
