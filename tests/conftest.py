@@ -89,7 +89,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(scope="module")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     """For tests that leave the server alone; each works under a root of its own. One for each file: it starts at once,
-    and with nothing to do it takes a fiftieth of a core, because it looks every 10 ms for what to write."""
+    and with nothing to do it takes a hundredth of a core."""
     with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 

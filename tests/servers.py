@@ -60,7 +60,6 @@ def free_port() -> int:
 
 # The reasons are in docs/stores.md.
 ETCD_FLAGS: dict[str, object] = {
-    "--backend-batch-interval": "10ms",
     "--backend-batch-limit": 500,
     "--quota-backend-bytes": 8 << 30,
     "--auto-compaction-mode": "periodic",

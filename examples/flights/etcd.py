@@ -14,7 +14,6 @@ from pathlib import Path
 from examples.flights.processes import free_port, stop
 
 FLAGS = [
-    "--backend-batch-interval=10ms",
     "--backend-batch-limit=500",
     "--quota-backend-bytes=8589934592",
     "--auto-compaction-mode=periodic",
