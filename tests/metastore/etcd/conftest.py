@@ -13,6 +13,8 @@ from tests.metastore.opening import opener
 from tests.servers import EtcdServer
 
 OpenStore = Callable[..., Awaitable[EtcdStore]]
+SMALL = ("--quota-backend-bytes", str(16 << 20), "--backend-batch-interval", "10ms")
+"""Flags of a server that is soon full, and soon sees it: etcd learns how large its file is when it writes to it."""
 
 
 @pytest.fixture

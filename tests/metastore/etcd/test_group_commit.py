@@ -18,7 +18,7 @@ from metastore.backends.etcd_stubs import Compare, PutRequest, RequestOp, TxnReq
 from metastore.backends.options import EtcdOptions
 from metastore.errors import CheckFailed, InvalidBatch, StoreFull, StoreUnavailable
 from metastore.types import Absent, Applied, Batch
-from tests.metastore.etcd.conftest import OpenStore
+from tests.metastore.etcd.conftest import SMALL, OpenStore
 from tests.servers import EtcdServer, free_port
 
 
@@ -169,8 +169,7 @@ async def test_a_refused_apply_fails_alone(etcd_server: EtcdServer, open_store: 
 async def test_a_full_store_says_so(tmp_path: Path, open_store: OpenStore) -> None:
     """Two traps. Nested puts alone would pass the quota on 3.4.23: the marker at the top level makes them count. And
     the request that first crosses the quota is applied *and* answered with NOSPACE: its marker tells."""
-    flags = ("--quota-backend-bytes", str(16 << 20))
-    with EtcdServer(tmp_path / "small", flags=flags) as server:
+    with EtcdServer(tmp_path / "small", flags=SMALL) as server:
         store = await open_store(server)
         batches = [store.batch().create(f"/k/{n:02d}", bytes(500_000)) for n in range(60)]
         answers = [(await together(store, [batch]))[0] for batch in batches]

@@ -16,7 +16,7 @@ from metastore.backends.etcd import EtcdStore
 from metastore.backends.etcd_settings import MUCH_HISTORY, EtcdSettings, parsed_metrics, settings_of
 from metastore.doctor import examine
 from metastore.errors import StoreFull
-from tests.metastore.etcd.conftest import OpenStore
+from tests.metastore.etcd.conftest import SMALL, OpenStore
 from tests.metastore.etcd.test_lost_replies import error
 from tests.servers import EtcdCluster, EtcdServer
 
@@ -61,7 +61,7 @@ def test_what_is_wrong_is_named_with_its_flag(changes: dict[str, object], check:
 
 async def test_an_alarm_is_told_as_long_as_it_is_raised(tmp_path: Path, open_store: OpenStore) -> None:
     """Even if there is room again: nobody can write until it is disarmed."""
-    with EtcdServer(tmp_path, flags=("--quota-backend-bytes", str(16 << 20))) as server:
+    with EtcdServer(tmp_path, flags=SMALL) as server:
         store = await open_store(server)
         batches = [store.batch().create(f"/k/{number}", bytes(500_000)) for number in range(60)]
         answers = await asyncio.gather(*map(store.apply, batches), return_exceptions=True)
