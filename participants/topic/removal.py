@@ -105,7 +105,8 @@ class Removal:
             if await self._broker.removed(segment_id) is None:
                 raise
             return
-        await self._ended_are_gone(segment)
+        if segment.record.state == "sealed":  # others are refused anyway, and may have new ones all the time
+            await self._ended_are_gone(segment)
         patience = Patience()
         while await patience.lasts():
             if await self._attempt(segment, by_hand=True):

@@ -20,6 +20,7 @@ from metastore.txn.records.topics import TopicRecord
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.position import Position
 from participants.segment.dedup import AppendedBefore
+from participants.topic.removal import Removal
 from tests.participants.broker.stories import (
     HIGH,
     LOW,
@@ -266,6 +267,16 @@ async def test_delete_waits_until_what_ended_transactions_did_is_final(topic: Re
         await world.commit(txn)
     await topic.deleted(PARENT)
     await topic.assert_gone()
+
+
+async def test_delete_of_an_active_segment_waits_for_nothing(topic: Removing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is written to, it has operations of transactions that have just ended all the time."""
+
+    async def never(*_: object) -> None:
+        raise AssertionError("it was waited for")
+
+    monkeypatch.setattr(Removal, "_ended_are_gone", never)
+    assert "accepts messages" in (await topic.refused(CHILDREN[0]))["detail"]
 
 
 async def test_delete_is_refused_for_segments_that_are_in_the_way(topic: Removing) -> None:
