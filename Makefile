@@ -49,6 +49,7 @@ $(STAMP): pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --config-settings=--build-option=--compression=stored 'pyspark>=4.0'
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	rm -f $(VENV)/lib/python3.*/site-packages/pyspark/python/lib/*.zip  # see "Making it fast" in spark_connector/README.md
 	touch $(STAMP)
 
 check: $(STAMP)  ## Lint, formatting, strict types
