@@ -9,8 +9,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
+import fastapi.dependencies.models
+import httpx
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -25,6 +28,9 @@ from tests.servers import EtcdServer, S3Server, ZooKeeperServer
 # httpx looks for it with every request to an application in this process. It is not installed, and each look along the
 # whole path takes a third of a millisecond.
 sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
+
+# httpx reads the certificates of all authorities of the web for each client, which takes longer than most requests.
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
 
 # Unless it is told otherwise, structlog shows each traceback with all local variables, which takes a tenth of a second.
 *_processors, _ = structlog.get_config()["processors"]
@@ -75,6 +81,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """FastAPI remembers the endpoints that it has looked at, and so all services of tests that are over: a million
+    objects that every look for garbage goes through."""
+    if nextitem is None or nextitem.path != item.path:
+        for remembered in vars(fastapi.dependencies.models).values():
+            if hasattr(remembered, "cache_clear"):
+                remembered.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)

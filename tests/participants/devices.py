@@ -1,7 +1,8 @@
 """What the ledgers of a process in a test lie on: a directory of its own, or an object store, both with faults.
 
 A test that names neither runs on both (`conftest.device`). What only local files can do, be full or torn, is asked of
-them alone: `on_local_files`. A module that does not run on both says why: `only`, `usually_on`.
+them alone: `on_local_files`. A module that does not run on both says why: `only`, `usually_on`. `make test` runs each
+test of brokers and subscriptions on one of both, unless it says `on_both`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from tests.participants.ledger.faulty_bucket import FaultyBucket, PutFault
 DeviceKind = Literal["local", "objects"]
 on_local_files = pytest.mark.parametrize("device", ["local"])
 on_objects = pytest.mark.parametrize("device", ["objects"])
+on_both = pytest.mark.parametrize("device", ["local", "objects"])
+"""What is expected differs."""
 
 
 def only(kind: DeviceKind, why: str) -> Any:

@@ -34,6 +34,7 @@ from tests.participants.broker.stories import (
     post,
     send,
 )
+from tests.participants.devices import on_both
 from tests.participants.segment.faulty_store import INTENT, Fault, deletes, puts
 from tests.participants.segment.world import World, materialized, publish, sending
 
@@ -246,6 +247,7 @@ async def test_a_deletion_that_failed_here_and_was_repeated_elsewhere_deletes_th
     await other.stop()
 
 
+@on_both
 async def test_a_segment_of_which_its_broker_never_heard_is_deleted_at_its_next_look(
     process: BrokerProcess, world: World
 ) -> None:

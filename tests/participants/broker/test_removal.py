@@ -33,6 +33,7 @@ from tests.participants.broker.stories import (
     record_of,
     send,
 )
+from tests.participants.devices import on_both
 from tests.participants.segment.faulty_store import Fault, puts
 from tests.participants.segment.world import World
 from tests.participants.subscription.consuming import TOPIC, Consuming
@@ -515,6 +516,7 @@ async def test_what_is_removed_serves_nobody_although_the_rest_is_still_there(
     await topic.assert_gone()
 
 
+@on_both
 async def test_what_is_removed_in_the_background_serves_nobody_from_then_on(topic: Removing, world: World) -> None:
     """Also while nothing else about it can be read or deleted. Nothing is trimmed beside it that would find that out,
     too."""
