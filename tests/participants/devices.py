@@ -30,7 +30,7 @@ DeviceKind = Literal["local", "objects"]
 on_local_files = pytest.mark.parametrize("device", ["local"])
 on_objects = pytest.mark.parametrize("device", ["objects"])
 on_both = pytest.mark.parametrize("device", ["local", "objects"])
-"""What is expected differs."""
+"""What is expected differs, or what happens on the way to it."""
 
 
 def only(kind: DeviceKind, why: str) -> Any:

@@ -215,6 +215,7 @@ async def test_a_deletion_that_dies_anywhere_is_finished(
     await again.stop()
 
 
+@on_both
 @pytest.mark.parametrize("survives", range(17))
 async def test_a_deletion_that_fails_is_finished_although_nobody_asks_again(
     process: BrokerProcess, world: World, survives: int

@@ -35,7 +35,7 @@ from tests.participants.broker.stories import (
     record_of,
     send,
 )
-from tests.participants.devices import on_local_files
+from tests.participants.devices import on_both, on_local_files
 from tests.participants.reconciling import reconcile, reconcile_subscribed
 from tests.participants.segment.faulty_store import INTENT, Fault, puts
 from tests.participants.segment.world import World, committed, entry, materialized, publish, released, sending
@@ -143,6 +143,7 @@ async def test_a_waiting_reader_follows_into_the_children(process: BrokerProcess
     assert [message["value"] for message in (await waiting).json()["messages"]] == ["second"]
 
 
+@on_both
 async def test_nobody_is_sent_to_children_that_are_being_opened(process: BrokerProcess, world: World) -> None:
     """Whoever waits or comes while they are opened reads on in the parent, and is not told to come again."""
     (parent,) = await process.create("t")
@@ -268,6 +269,7 @@ async def test_what_was_admitted_before_the_seal_lands_in_the_parent_and_nothing
     assert await committed(parent) == ["in"]
 
 
+@on_both
 @pytest.mark.parametrize("commit", [True, False])
 async def test_89_91_appends_flow_while_their_segment_is_split_and_merged_again(
     process: BrokerProcess, world: World, commit: bool
