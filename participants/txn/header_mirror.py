@@ -25,8 +25,8 @@ KEPT_DECISIONS = 10_000
 """The number of final headers that are remembered, the latest ones. All headers that wait for garbage collection would
 be an hour's worth."""
 LISTENERS_AT_ONCE = 16
-"""The number of listeners that one turn of the event loop tells about a decision. With all segments of a large
-transaction in one turn, the answer to the commit would wait for them."""
+"""The number of listeners that one turn of the event loop tells about a decision. If there are more, the first of them
+wait for the next turn: the answer to the commit of a large transaction may be ready, and should wait for none."""
 
 
 class HeaderMirror:
@@ -40,8 +40,8 @@ class HeaderMirror:
         self._listeners: dict[str, dict[Listener, None]] = {}
         """Keyed by the key of the header, so that foreign keys below the prefix need not be parsed."""
         self._decided: deque[str] = deque()
-        self._untold: deque[_Told | asyncio.Future[None]] = deque()
-        """The listeners that are still to be told, and futures that complete once all those before them were."""
+        self._untold: deque[_Decided | asyncio.Future[None]] = deque()
+        """The decisions of which listeners are still to be told, and futures that complete once all before them are."""
         self._telling: asyncio.Handle | None = None
 
     @asynccontextmanager
@@ -112,9 +112,12 @@ class HeaderMirror:
         if listeners is None:
             return
         txn_id, header = paths.txn_id_of_header(event.key), Header.decode(event.record.value)
-        self._untold.extend(_Told(event.key, listener, txn_id, header) for listener in listeners)
+        self._untold.append(_Decided(event.key, txn_id, header, deque(listeners)))
         if self._telling is None:
-            self._tell()
+            if len(listeners) <= LISTENERS_AT_ONCE:
+                self._tell()
+            else:
+                self._telling = asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
         """Tell some, in order, and let the event loop do other work before the next ones. Those who do not follow the
@@ -123,12 +126,17 @@ class HeaderMirror:
         left = LISTENERS_AT_ONCE
         try:
             while self._untold and left:
-                told = self._untold.popleft()
-                if isinstance(told, asyncio.Future):
-                    _complete(told)
-                elif told.listener in self._listeners.get(told.key, ()):
+                first = self._untold[0]
+                if isinstance(first, asyncio.Future):
+                    _complete(first)
+                    self._untold.popleft()
+                    continue
+                listener = first.listeners.popleft()
+                if not first.listeners:
+                    self._untold.popleft()
+                if listener in self._listeners.get(first.key, ()):
                     left -= 1
-                    told.listener(told.txn_id, told.header)
+                    listener(first.txn_id, first.header)
         finally:
             if self._untold:
                 self._telling = asyncio.get_running_loop().call_soon(self._tell)
@@ -136,16 +144,17 @@ class HeaderMirror:
     def _stop_telling(self) -> None:
         """There are no followers left, but some may still wait. A turn that is still to come finds nothing to tell."""
         while self._untold:
-            told = self._untold.popleft()
-            if isinstance(told, asyncio.Future):
-                _complete(told)
+            untold = self._untold.popleft()
+            if isinstance(untold, asyncio.Future):
+                _complete(untold)
 
 
-class _Told(NamedTuple):
+class _Decided(NamedTuple):
     key: str
-    listener: Listener
     txn_id: TxnId
     header: Header
+    listeners: deque[Listener]
+    """Those that are still to be told; never none."""
 
 
 def _complete(waited_for: asyncio.Future[None]) -> None:

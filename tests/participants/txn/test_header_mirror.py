@@ -15,6 +15,7 @@ from metastore.txn import paths
 from metastore.txn.records.operations import WriteOp
 from metastore.txn.records.transactions import Header
 from metastore.txn.store import put_write_op
+from metastore.types import Event
 from metatxn.wire import errors
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
@@ -134,6 +135,28 @@ async def test_a_decision_reaches_many_listeners_in_several_turns_of_the_loop(
     turns = [turn for _, _, turn in heard]
     assert max(map(turns.count, turns)) <= 2
     await mirror.told()
+
+
+@pytest.mark.parametrize(("listeners", "at_once"), [(2, [0, 1]), (3, [])])
+async def test_where_many_hear_a_decision_the_answer_to_its_commit_waits_for_none_of_them(
+    world: World, monkeypatch: pytest.MonkeyPatch, listeners: int, at_once: list[int]
+) -> None:
+    """It may be ready in the same turn of the loop, behind the change. A few are told at once, for which it hardly
+    waits."""
+    monkeypatch.setattr(header_mirror, "LISTENERS_AT_ONCE", 2)
+    mirror, txn_id = HeaderMirror(world.store), await world.begin()
+    heard: list[int] = []
+
+    def listener(number: int) -> Listener:
+        return lambda *_: heard.append(number)
+
+    for number in range(listeners):
+        mirror.follow(txn_id, listener(number))
+    await world.commit(txn_id)
+    mirror._on_change(Event(paths.header(txn_id), await world.store.get(paths.header(txn_id))))
+    assert heard == at_once
+    await mirror.told()
+    assert heard == list(range(listeners))
 
 
 async def test_who_waits_for_listeners_is_answered_when_the_mirror_stops(
