@@ -29,7 +29,7 @@ _LONG = (
     *("fuzz", "simulation", "histories/test_registers.py", "participants/prefixes", "participants/processes"),
     *("coordinator/linearizability", "metastore/storms", "metastore/linearizability", "metastore/sqlite"),
     *("test_citations.py", "test_project.py", "metatxn/test_random_deliveries.py", "coordinator/test_security.py"),
-    *("mutants", "participants/api", "participants/broker", "participants/every_store"),
+    *("console", "mutants", "participants/api", "participants/broker", "participants/every_store"),
     *("metatxn/test_transactions.py", "metatxn/test_compaction.py"),
     *("participants/subscription/test_individual_acks.py", "participants/subscription/test_pending_acks.py"),
     *("coordinator/test_rest.py", "coordinator/test_races.py", "service/test_gate.py", "metatxn/test_visibility.py"),
