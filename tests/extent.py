@@ -26,14 +26,19 @@ _STARTS_PROCESSES = re.compile(
 )
 _LEFT_OUT = re.compile(r"etcd|zookeeper|spark|s3|objects|sqlite_|plain")
 _LONG = (
-    *("fuzz", "simulation", "histories/test_registers.py", "participants/prefixes", "participants/processes"),
-    *("coordinator/linearizability", "metastore/storms", "metastore/linearizability", "metastore/sqlite"),
-    *("test_citations.py", "test_project.py", "metatxn/test_random_deliveries.py", "coordinator/test_security.py"),
-    *("console", "mutants", "participants/api", "participants/broker", "participants/every_store"),
-    *("metatxn/test_transactions.py", "metatxn/test_compaction.py"),
-    *("participants/subscription/test_individual_acks.py", "participants/subscription/test_pending_acks.py"),
-    *("coordinator/test_rest.py", "coordinator/test_races.py", "service/test_gate.py", "metatxn/test_visibility.py"),
-    *("participants/subscription/test_spread.py", "participants/segment/test_decisions.py", "service/test_openapi.py"),
+    *("fuzz", "simulation", "console", "gateways", "mutants", "test_citations.py", "test_project.py", "test_source.py"),
+    *("histories/test_registers.py", "metastore/storms", "metastore/linearizability", "metastore/sqlite"),
+    *("coordinator/linearizability", "coordinator/test_security.py", "coordinator/test_rest.py"),
+    *("coordinator/test_races.py", "coordinator/test_newest.py"),
+    *("service/test_gate.py", "service/test_openapi.py", "service/test_quota", "service/test_bodies.py"),
+    *("service/test_audit.py", "metatxn/test_random_deliveries.py", "metatxn/test_transactions.py"),
+    *("metatxn/test_compaction.py", "metatxn/test_commit_outcome.py", "metatxn/test_together.py"),
+    *("metatxn/test_visibility.py", "metatxn/test_http.py"),
+    *("participants/api", "participants/backup", "participants/broker", "participants/every_store"),
+    *("participants/prefixes", "participants/processes", "participants/ledger/test_regions.py"),
+    *("participants/segment/test_decisions.py", "participants/subscription/test_individual_acks.py"),
+    *("participants/subscription/test_pending_acks.py", "participants/subscription/test_spread.py"),
+    "participants/subscription/test_delayed.py",
 )
 """Below `tests`."""
 
