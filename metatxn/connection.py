@@ -7,6 +7,7 @@ import contextlib
 import random
 import uuid
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from metatxn.cluster import AnyOf, Directory
@@ -62,7 +63,8 @@ class Connection:
         self.expected_writes = ExpectedWrites(self.http, self.topics)
         self.sending: dict[OrderedDelivery[Any], None] = {}
         self._open: dict[str, None] = {}
-        """The transactions that were begun and used here, and that no call has tried to end here."""
+        """The transactions that were begun and used here, and that no call has tried to end here. Nobody else is
+        expected to end them, except by an abort."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -136,8 +138,11 @@ class Connection:
             await asyncio.sleep(LAYOUT_PAUSE_S)
 
     async def publish(self, segment: str, entry: Entry) -> str:
-        if entry.txn_id is not None and entry.writer is None:
-            self.expected_writes.writes(entry.txn_id, segment)
+        if entry.txn_id is not None:
+            if entry.writer is None:
+                self.expected_writes.writes(entry.txn_id, segment)
+            if entry.txn_id in self._open:
+                entry = replace(entry, before_commit=True)
         return await self._publishing.publish(segment, entry)
 
 

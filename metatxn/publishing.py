@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -97,6 +97,8 @@ class Publishing:
 
     async def publish(self, segment: str, entry: Entry) -> str:
         """See `Link.publish`."""
+        if entry.before_commit and not await self._directory.knows_batches():  # release 0.2.0 refuses the parameter
+            entry = replace(entry, before_commit=False)
         if entry.kind is PayloadKind.BATCH and not await self._directory.knows_batches():
             if entry.behind is not None:
                 raise UpgradePending("services of release 0.2.0 know no sequenced producers")

@@ -57,7 +57,8 @@ class AsyncTransaction:
         self._connection = connection
         self._id = txn_id
         self._header = header
-        self._ends_with_client = ends_with_client
+        self._tells_first_use = ends_with_client
+        """Whether the connection is still to hear that it is used: only once, so that nothing takes back `ended`."""
         self._senders: dict[Sender, None] = {}
         """The senders in the order in which they joined, so that a simulation can repeat every step."""
         self._failure: BaseException | None = None
@@ -103,7 +104,7 @@ class AsyncTransaction:
 
         Raises `ExpiredTransaction` and `InvalidTransactionState`.
         """
-        self._connection.ended(self._id)  # the process that prepares it decides it, perhaps from elsewhere
+        self._out_of_hand()  # the process that prepares it decides it, perhaps from elsewhere
         return self._keep(await self._post("prepare", {"prepared_timeout_ms": timeout_ms}))
 
     async def remember_writers(self, writers: list[str]) -> TransactionHeader:
@@ -144,7 +145,7 @@ class AsyncTransaction:
             return self._header
         body = {"reason": reason, "force": force or None}
         header = self._keep(await self._post("abort", body, settled_by=(InvalidTransactionState,)))
-        self._connection.ended(self._id)
+        self._out_of_hand()
         self._discard()
         return header
 
@@ -166,8 +167,7 @@ class AsyncTransaction:
 
     def leave_open(self) -> None:
         """Do not abort the transaction when the client is closed: another program will end it."""
-        self._ends_with_client = False
-        self._connection.ended(self._id)
+        self._out_of_hand()
 
     # -- for producers, table writers and consumers ------------------------------------------------------------
 
@@ -206,10 +206,17 @@ class AsyncTransaction:
                 action="Check `already_committed` before sending.",
                 txn_id=self._id,
             )
-        if self._ends_with_client:
+        if self._tells_first_use:
+            self._tells_first_use = False
             self._connection.opened(self._id)
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _out_of_hand(self) -> None:
+        """From now on it may be committed, or somebody else is going to end it. So closing the client does not end it,
+        and what is still sent inside may be too late."""
+        self._tells_first_use = False
+        self._connection.ended(self._id)
 
     def _check_complete(self) -> None:
         if self._failure is not None:
@@ -242,7 +249,7 @@ class AsyncTransaction:
         now = asyncio.get_running_loop().time
         deadline = now() + self._connection.request_timeout_s
         unknown: MetatxnError | None = None
-        self._connection.ended(self._id)  # from now on it may be committed
+        self._out_of_hand()  # from now on it may be committed
         while True:
             try:
                 header = self._keep(await self._post("commit", {"writers": writers}, idempotent=False))

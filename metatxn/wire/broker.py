@@ -107,6 +107,7 @@ def publish_params(entry: Entry) -> dict[str, Any]:
         "previous_sequence": None if entry.behind is None else entry.behind.own,
         "inherited_sequence": None if entry.behind is None else entry.behind.inherited,
         "producer_epoch": entry.epoch,
+        "before_commit": "true" if entry.before_commit else None,
         "count": entry.count,
     }
 

@@ -31,8 +31,8 @@ _ShortName = Annotated[Name, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class EntryHead(RequestBody):
-    """One entry, without its payload of `size` bytes. `writer`, `producer`, `sequence` and `count` mean the same as in
-    a request for one entry."""
+    """One entry, without its payload of `size` bytes. `writer`, `producer`, `sequence`, `before_commit` and `count`
+    mean the same as in a request for one entry."""
 
     segment: Name
     media_type: Name
@@ -40,6 +40,7 @@ class EntryHead(RequestBody):
     sequence: Annotated[int, Field(ge=0, le=2**53 - 1)]
     writer: _ShortName | None = None
     producer: _ShortName | None = None
+    before_commit: bool | None = None
     count: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
 
 
@@ -68,6 +69,7 @@ def pack_entries(entries: Iterable[tuple[str, Entry]]) -> bytes:
                 sequence=entry.sequence,
                 writer=entry.writer,
                 producer=entry.producer,
+                before_commit=entry.before_commit or None,
                 count=entry.count,
             )
         )

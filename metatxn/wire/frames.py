@@ -120,7 +120,8 @@ class Behind(NamedTuple):
 class Entry:
     """What is appended to a segment as one unit. `count` is the number of messages or rows in `payload`; the other
     fields say who sent it. With `behind` it is appended only if its producer has appended nothing else, and with
-    `epoch` only while that is the one of the topic's exclusive producer; these two are not stored."""
+    `epoch` only while that is the one of the topic's exclusive producer. With `before_commit` its sender vouches that
+    it was sent before anybody had committed its transaction (DESIGN §5.1). These three are not stored."""
 
     payload: bytes | memoryview
     kind: PayloadKind
@@ -131,6 +132,7 @@ class Entry:
     sequence: int | None = None
     behind: Behind | None = None
     epoch: int | None = None
+    before_commit: bool = False
 
     @property
     def size(self) -> int:

@@ -100,6 +100,7 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         previous_sequence: PreviousQuery = None,
         inherited_sequence: PreviousQuery = None,
         producer_epoch: EpochQuery = None,
+        before_commit: bool = False,
         count: Annotated[int | None, Query(ge=1, le=2**32 - 1, description="1 when not given")] = None,
     ) -> PublishAnswer:
         """Append one entry. The body is its payload; `count` is the number of messages or rows in it.
@@ -111,6 +112,9 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
         may send them again in other entries.
 
         The exclusive producer of the topic names its `producer_epoch`.
+
+        With `before_commit` the caller vouches that nobody had committed or prepared the transaction when it sent this
+        entry, because only the caller does so. Then the metadata store is not asked whether the transaction is open.
         """
         if txn_id is None:
             producer, writer = producer or writer, None
@@ -121,9 +125,13 @@ def _append_route(api: APIRouter, broker: Broker) -> None:
             raise errors.InvalidArgument(
                 "previous_sequence: needs a `sequence` above it, and no transaction", field="previous_sequence"
             )
+        if before_commit and txn_id is None:
+            raise errors.InvalidArgument("before_commit: needs a `txn_id`", field="before_commit")
         await check_transaction(broker, txn_id, caller)
         payload: bytes = request.scope[BODY]
-        draft = Entry(payload, PayloadKind.BYTES, 1, txn_id, writer, producer, sequence, behind, producer_epoch)
+        draft = Entry(
+            payload, PayloadKind.BYTES, 1, txn_id, writer, producer, sequence, behind, producer_epoch, before_commit
+        )
         return await _append(broker, segment, request.headers.get("content-type"), draft, count)
 
 
@@ -187,7 +195,10 @@ async def _announced(broker: Broker, txn_ids: Sequence[TxnId], segment_id: str) 
 async def _outcome(
     broker: Broker, request: Request, caller: Principal, txn_id: TxnId, head: EntryHead, payload: bytes
 ) -> PublishAnswer | Problem:
-    draft = Entry(payload, PayloadKind.BYTES, 1, txn_id, head.writer, head.producer, head.sequence)
+    before_commit = bool(head.before_commit)
+    draft = Entry(
+        payload, PayloadKind.BYTES, 1, txn_id, head.writer, head.producer, head.sequence, before_commit=before_commit
+    )
     try:
         if not caller.superuser:
             caller.require("produce", topic_of_segment(head.segment))

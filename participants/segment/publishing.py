@@ -5,9 +5,10 @@ Used only from the event loop of its process. The order of the steps is the prot
     pin ─▶ covered by the store ─▶ not decided meanwhile? ─▶ append begun ─▶ durable ─▶ acknowledged
 
 The first entry of a writer in a transaction is covered by its intent, one guarded apply. The intent also covers the
-later entries: each of them only has to learn that the transaction took operations after the entry had arrived (DESIGN
-§5.1). Between "not decided meanwhile?" and "append begun" nothing is awaited. A decision may overtake the store's
-answer; then the publish is refused although its intent was stored, and the materializer deletes the record.
+later entries: each of them only has to learn that the transaction took operations after the entry had arrived, unless
+its sender vouches that nobody had committed the transaction when it was sent (DESIGN §5.1). Between "not decided
+meanwhile?" and "append begun" nothing is awaited. A decision may overtake the store's answer; then the publish is
+refused although its intent was stored, and the materializer deletes the record.
 
 Entries that are published in order, as a *wave*, are covered together, and their appends begin in one step.
 """
@@ -323,7 +324,8 @@ class Publisher:
         announced = transaction.announced.get(entry.writer)
         try:
             if announced is not None and (announced.result() if announced.done() else await asyncio.shield(announced)):
-                await self._assert_open(transaction)
+                if not entry.before_commit:
+                    await self._assert_open(transaction)
             else:
                 await self.intents.announce(transaction, transaction.intents[intent], entry)
         except BaseException as error:

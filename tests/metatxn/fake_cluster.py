@@ -86,6 +86,8 @@ class FakeCluster:
         self.knows_announcements = True
         self.announced: list[dict[str, Any]] = []
         """The requests that announced writes."""
+        self.vouched: list[Any] = []
+        """The messages whose sender vouched that nobody had committed their transaction."""
         self._lock = threading.RLock()
 
     @property
@@ -227,7 +229,7 @@ class FakeCluster:
         """Each entry as in a request of its own."""
         outcomes = []
         for head, payload in unpack_entries(body):
-            params = {"txn_id": txn_id, **head.model_dump(include={"producer", "sequence", "count"})}
+            params = {"txn_id": txn_id, **head.model_dump(include={"producer", "sequence", "count", "before_commit"})}
             url, kind = httpx.URL(f"{BROKER}/v1/segments", params=params), {"Content-Type": head.media_type}
             outcomes.append(self._append(head.segment, httpx.Request("POST", url, content=payload, headers=kind)))
         return httpx.Response(200, json={"outcomes": [outcome.json() for outcome in outcomes]})
@@ -254,6 +256,9 @@ class FakeCluster:
             found = unpack_batch(request.content, check_batch(request.content))
             messages = [{"key": key, "value": value} for key, value in zip(found.keys, found.values, strict=True)]
         assert len(messages) == int(params["count"])
+        assert self.version is not None or "before_commit" not in params, "release 0.2.0 refuses it"
+        if params.get("before_commit") == "true":
+            self.vouched += [message["value"] for message in messages]
         for message in messages:
             assert message["key"] is None or segment.low <= hash_of_key(message["key"]) <= segment.high
         segment.seen[number] = None

@@ -110,6 +110,8 @@ class Client:
         """Of each segment the broker that has answered last."""
         self._random = random
         self._history = history
+        self._ours: set[str] = set()
+        """Transactions that this client has begun and not tried to end: for these it vouches (DESIGN §5.1)."""
         self.epoch: int | None = None
         """Of its topic, which it has for itself, or has had."""
         self.as_messages = False
@@ -124,6 +126,8 @@ class Client:
         by = f"{self._random.getrandbits(64):016x}"
         header = await self._begin(by, {"timeout_ms": timeout_ms})
         txn_id: str = header["txn_id"]
+        if int(by, 16) % 2:  # half of them
+            self._ours.add(txn_id)
         return txn_id
 
     async def _begin(self, by: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +157,8 @@ class Client:
     async def _at_transaction(
         self, txn_id: str, action: str, body: dict[str, Any], patience_s: float = PATIENCE_S
     ) -> dict[str, Any]:
+        if action in ("commit", "abort", "prepare"):
+            self._ours.discard(txn_id)
         path = f"/v1/txns/{txn_id}/{action}"
         answer = await self._ask("POST", self._coordinators, path, body=body, patience_s=patience_s)
         header: dict[str, Any] = answer.json()
@@ -337,6 +343,8 @@ class Client:
         """
         query = {"txn_id": txn_id, "writer": writer, "producer": producer, "sequence": sequence}
         query["producer_epoch"] = self.epoch
+        if txn_id in self._ours:
+            query["before_commit"] = "true"
         content, headers = json.dumps(payload).encode(), _BYTES
         if self.as_messages:
             content, headers = json.dumps([{"key": payload["key"], "value": payload}]).encode(), _MESSAGES

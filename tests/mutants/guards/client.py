@@ -9,6 +9,7 @@ _TRANSACTION = "metatxn/transaction.py"
 _CLUSTER = "metatxn/cluster.py"
 _DELIVERY = "metatxn/delivery.py"
 _TEST_BATCHING = "tests/metatxn/test_batching.py"
+_TEST_VOUCHING = "tests/metatxn/test_before_commit.py"
 _TEST_DELIVERIES = "tests/metatxn/test_random_deliveries.py"
 
 CLIENT = (
@@ -24,8 +25,8 @@ CLIENT = (
         "announces-what-writers-wrote",
         "only writes without a writer are expected",
         "metatxn/connection.py",
-        "entry.txn_id is not None and entry.writer is None",
-        "entry.txn_id is not None",
+        "            if entry.writer is None:\n",
+        "            if True:\n",
         tests=("tests/metatxn/test_expected_writes.py::test_entries_of_a_writer_announce_nothing",),
     ),
     Mutant(
@@ -87,10 +88,11 @@ CLIENT = (
         "closed-client-aborts-what-may-be-committed",
         "a client that is closed aborts no transaction whose commit had no answer",
         _TRANSACTION,
-        "        self._connection.ended(self._id)  # from now on it may be committed\n",
+        "        self._out_of_hand()  # from now on it may be committed\n",
         "",
         tests=(
             "tests/metatxn/test_commit_outcome.py::test_a_client_that_is_closed_aborts_no_transaction_that_may_be_committed",
+            f"{_TEST_VOUCHING}::test_170_it_does_not_vouch_once_it_has_tried_to_end_it",
         ),
     ),
     Mutant(
@@ -458,6 +460,38 @@ CLIENT = (
         "        if key is None and owner is None and version is None and not properties:\n",
         "        if owner is None and version is None and not properties:\n",
         tests=("tests/metatxn/test_begun_ahead.py",),
+    ),
+    Mutant(
+        "vouches-for-what-others-may-commit",
+        "5.1: the client vouches only for transactions that it has begun, and that nobody else ends",
+        "metatxn/connection.py",
+        "if entry.txn_id in self._open:",
+        "if True:",
+        tests=(f"{_TEST_VOUCHING}::test_170_it_does_not_vouch_for_a_transaction_that_others_may_commit",),
+    ),
+    Mutant(
+        "vouches-for-a-version",
+        "5.1: several programs may work in the transaction of a version, and each may commit it",
+        "metatxn/transaction_requests.py",
+        "ends_with_client=version is None",
+        "ends_with_client=True",
+        tests=(f"{_TEST_VOUCHING}::test_170_it_does_not_vouch_for_a_transaction_that_others_may_commit",),
+    ),
+    Mutant(
+        "vouches-after-the-commit-of-another-object",
+        "5.1: the client vouches for nothing once it has tried to end the transaction",
+        _TRANSACTION,
+        "            self._tells_first_use = False\n",
+        "",
+        tests=(f"{_TEST_VOUCHING}::test_170_it_does_not_vouch_once_it_has_tried_to_end_it",),
+    ),
+    Mutant(
+        "vouches-to-release-0-2-0",
+        "a service of release 0.2.0 is sent no parameter that it does not know",
+        "metatxn/publishing.py",
+        "if entry.before_commit and not await self._directory.knows_batches():",
+        "if False:",
+        tests=(f"{_TEST_VOUCHING}::test_170_it_does_not_vouch_while_a_service_of_release_0_2_0_may_be_there",),
     ),
     Mutant(
         "begun-ahead-for-another-timeout",

@@ -10,6 +10,7 @@ _SEGMENT = "participants/segment/segment.py"
 _OWNED = "participants/segment/owned.py"
 _TRIMMING = "participants/segment/trimming.py"
 _INTENTS = "participants/segment/intents.py"
+_TEST_VOUCHED = "tests/participants/segment/test_vouched_entries.py"
 _TEST_INTENTS = "tests/participants/segment/test_intents_ahead.py"
 _SNAPSHOT = "participants/segment/dedup_snapshot.py"
 _DEPOSED = (
@@ -68,6 +69,25 @@ PARTICIPANTS = (
         "                await self._assert_open(transaction)\n",
         "                pass\n",
         tests=(f"{_TEST_INTENTS}::test_a_decision_behind_the_announcement_refuses_the_first_entry",),
+    ),
+    Mutant(
+        "vouched-entry-has-no-intent",
+        "5.1: an entry that is vouched for relies on an intent, too",
+        "participants/segment/publishing.py",
+        "            if announced is not None and (",
+        "            if entry.before_commit or announced is not None and (",
+        tests=(f"{_TEST_VOUCHED}::test_170_the_first_entry_of_each_writer_stores_its_intent",),
+    ),
+    Mutant(
+        "every-entry-is-vouched-for",
+        "5.1: an entry asks whether its transaction is open unless its sender vouches for that",
+        "participants/api/append_routes.py",
+        "payload, PayloadKind.BYTES, 1, txn_id, writer, producer, sequence, behind, producer_epoch, before_commit\n",
+        "payload, PayloadKind.BYTES, 1, txn_id, writer, producer, sequence, behind, producer_epoch, True\n",
+        tests=(
+            "tests/participants/api/test_entry_groups.py"
+            "::test_170_what_is_vouched_for_is_appended_without_the_store[False]",
+        ),
     ),
     Mutant(
         "begin-with-intents-without-owner-guard",

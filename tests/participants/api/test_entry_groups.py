@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import partial
 from typing import Any
 
 import httpx
@@ -63,6 +64,29 @@ async def test_entries_for_several_segments_become_visible_together(process: Bro
     await world.commit(txn)
     for segment in segments:
         assert await read(process, segment, wait_ms=5_000) == [segment]
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_170_what_is_vouched_for_is_appended_without_the_store(
+    process: BrokerProcess, world: World, together: bool
+) -> None:
+    one, two = await process.create("t", 2)
+    txn = await world.begin()
+    await send(process, txn, (one, b"1"), (two, b"2"))
+    world.store.away = StoreUnavailable("gone")
+    if together:
+        entries = [
+            Entry(b"x", PayloadKind.BYTES, 1, None, None, "p", 1, before_commit=vouched) for vouched in (True, False)
+        ]
+        answer = await send_body(process, txn, pack_entries(zip((one, two), entries, strict=True)))
+        found = answer.json()["outcomes"]
+    else:
+        alone = partial(append, process, body=b"x", txn_id=str(txn), producer="p", sequence=1)
+        found = [(await alone(segment=one, before_commit="true")).json(), (await alone(segment=two)).json()]
+    world.store.away = None
+    assert found[0]["duplicate"] is False
+    assert found[1]["code"] == ErrorCode.STORE_UNAVAILABLE
+    assert await read(process, one, isolation="read_uncommitted") == ["1", "x"]
 
 
 async def test_an_entry_that_was_appended_is_recognized_in_either_form(process: BrokerProcess, world: World) -> None:

@@ -306,6 +306,8 @@ async def test_a_wrong_method_is_a_problem_too(process: BrokerProcess) -> None:
         ("writer=" + "w" * 257, "writer"),
         ("count=0", "count"),
         (f"count={2**32}", "count"),
+        ("before_commit=true", "before_commit"),
+        (f"txn_id={UNKNOWN_TXN}&before_commit=perhaps", "before_commit"),
         ("txnid=" + UNKNOWN_TXN, "txnid"),
     ],
 )
