@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from metastore.api import MetadataStore
 from metastore.txn import paths
@@ -18,11 +19,15 @@ from metatxn.wire.position import Position
 @dataclass(frozen=True, slots=True)
 class RemovedSegment:
     """A removed segment. `end` is the position of its last entry; None if its children were removed as well, so that it
-    is not known. `children` have taken over from it, or if they are gone, those that have taken over from them."""
+    is not known. `children` have taken over from it, or if they are gone, those that have taken over from them.
+
+    `before_rest` are all removed segments from which a segment of its hash range that is left has taken over directly.
+    If any of its descendants in that range was removed, one of them is among these."""
 
     id: str
     end: Position | None
     children: tuple[str, ...]
+    before_rest: frozenset[str]
 
     def is_passed(self, place: Position) -> bool:
         """Whether a reader at this place had certainly read all of it."""
@@ -55,14 +60,14 @@ async def removed_segment(store: MetadataStore, topic: TopicRecord, segment_id: 
     name = SegmentParts.parse(segment_id)
     heirs = {paths.segment(each): each for each in topic.segments if SegmentParts.parse(each).overlaps(name)}
     found = (await store.get_many(list(heirs))).records
-    ends = {
-        heirs[key]: end
-        for key, stored in found.items()
-        if stored is not None and (end := _ends(SegmentRecord.decode(stored.value)).get(segment_id)) is not None
+    removed = {
+        heirs[key]: _ends(SegmentRecord.decode(stored.value)) for key, stored in found.items() if stored is not None
     }
+    ends = {heir: parents[segment_id] for heir, parents in removed.items() if segment_id in parents}
     end = next(iter(ends.values()), None)
     children = tuple(each for each in topic.segments if each in (ends or heirs.values()))
-    return RemovedSegment(segment_id, Position.parse(end) if end is not None else None, children)
+    before_rest = frozenset(chain.from_iterable(removed.values()))
+    return RemovedSegment(segment_id, Position.parse(end) if end is not None else None, children, before_rest)
 
 
 def _ends(record: SegmentRecord) -> Mapping[str, str]:

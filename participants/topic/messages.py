@@ -217,7 +217,9 @@ class Messages:
         while True:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
-                places = await self._without_removed(places, segments, token.ends if token is not None else None)
+                ends = token.ends if token is not None else None
+                since = newest if isolation != "snapshot" else None  # whose segments are those of its first page
+                places = await self._without_removed(places, segments, ends, since)
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return BrowsePage(BrowseToken(places, revision), revision)
@@ -236,7 +238,7 @@ class Messages:
                 for change in segment.next_changes(isolation)
             ]
             new = [segment for segment in segments if segment.id not in places]
-            later = _created_since(newest, new)
+            later = _created_since(newest, [each.id for each in new])
             places |= {each.id: (_VERY_BEGINNING if each.id in later else start_of(each), 0) for each in new}
             chosen = {each.id for each in (segments if newest is None else new)} - later
             found, more, reached = await self._collect(segments, places, limit, max_bytes, isolation, revision, chosen)
@@ -249,12 +251,17 @@ class Messages:
             await self._broker.decisions_told()
 
     async def _without_removed(
-        self, places: BrowsePlaces, segments: Sequence[AnySegment], ends: Mapping[str, Position] | None
+        self,
+        places: BrowsePlaces,
+        segments: Sequence[AnySegment],
+        ends: Mapping[str, Position] | None,
+        newest: int | None,
     ) -> BrowsePlaces:
         """The places of a reader without those in segments that were removed, which it must have passed. Raises
         POSITION_TRIMMED, and INVALID_ARGUMENT for a token of another topic.
 
-        It goes on in the children, see `_collect`. In a compacted view, `ends` tells how far a segment belongs to it.
+        It goes on in the children, see `_collect`, unless one of them was created since it began, see `_created_since`,
+        and was removed before it came there. In a compacted view, `ends` tells how far a segment belongs to it.
         """
         left = {segment.id: places[segment.id] for segment in segments if segment.id in places}
         for segment_id in sorted(places.keys() - left.keys()):
@@ -268,6 +275,8 @@ class Messages:
                 passed = removed.is_passed(at) or (removed.end is None and _has_read_after(segment_id, places))
             if not passed:
                 raise removed.trimmed()
+            if missed := _created_since(newest, removed.before_rest - places.keys()):
+                raise (await self._broker.removed(min(missed)) or removed).trimmed()
         return left
 
     async def _collect(
@@ -378,11 +387,11 @@ def _newest(places: Iterable[str]) -> int | None:
     return max(map(number_of_segment, places), default=None)
 
 
-def _created_since(newest: int | None, new: Iterable[AnySegment]) -> frozenset[str]:
+def _created_since(newest: int | None, new: Iterable[str]) -> frozenset[str]:
     """Those of the `new` segments that were created since a reader began that has named a place in the segment with the
     number `newest`, even if that was removed since. It comes to them at the very beginning, whatever was trimmed: it
     would miss that without being told."""
-    return frozenset(each.id for each in new if newest is not None and number_of_segment(each.id) > newest)
+    return frozenset(each for each in new if newest is not None and number_of_segment(each) > newest)
 
 
 def _without_unreached(places: BrowsePlaces, new: Iterable[AnySegment], reached: Container[str]) -> BrowsePlaces:

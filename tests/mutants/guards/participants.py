@@ -273,7 +273,7 @@ PARTICIPANTS = (
         "trimmed-child-is-passed-over",
         "a reader that follows a topic is told what was trimmed of a child before it came there",
         "participants/topic/messages.py",
-        "later = _created_since(newest, new)\n",
+        "later = _created_since(newest, [each.id for each in new])\n",
         "later: frozenset[str] = frozenset()\n",
         tests=(
             _TRIMMED_CHILD,

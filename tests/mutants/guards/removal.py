@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 REMOVAL = "participants/topic/removal.py"
 TESTS = "tests/participants/broker/test_removal.py"
 PREFIXES = "tests/participants/prefixes/test_prefixes.py"
+_REMOVED_CHILD = f"{TESTS}::test_a_reader_that_had_finished_misses_a_child_that_was_removed"
 
 REMOVALS = (
     Mutant(
@@ -80,6 +81,22 @@ REMOVALS = (
         "            if not passed:\n                raise removed.trimmed()\n",
         "            if not passed and passed:\n                raise removed.trimmed()\n",
         tests=(f"{TESTS}::test_readers_go_on_in_the_children_or_are_told_what_they_missed",),
+    ),
+    Mutant(
+        "removed-child-is-passed-over",
+        "a reader that follows a topic is told of a child that was removed before it came there",
+        "participants/topic/messages.py",
+        "            if missed := _created_since(newest, removed.before_rest - places.keys()):\n",
+        "            if (missed := _created_since(newest, removed.before_rest - places.keys())) and newest is None:\n",
+        tests=(_REMOVED_CHILD,),
+    ),
+    Mutant(
+        "snapshot-misses-what-came-later",
+        "a snapshot belongs to segments that were there when it began",
+        "participants/topic/messages.py",
+        'since = newest if isolation != "snapshot" else None',
+        "since = newest",
+        tests=(_REMOVED_CHILD,),
     ),
     Mutant(
         "child-waits-for-a-removed-parent",

@@ -373,6 +373,39 @@ async def test_a_reader_that_had_finished_misses_what_was_trimmed_of_a_child(wor
     await topic.process.stop()
 
 
+@pytest.mark.parametrize("heirs", ["children", "a grandchild"])
+async def test_a_reader_that_had_finished_misses_a_child_that_was_removed(world: World, heirs: str) -> None:
+    """It has no place in the child yet, and the other child is there, which says that the reader has passed the parent.
+    A grandchild tells only of children of the child, in which there was nothing."""
+    topic = await Removing.start(world)
+    assert isinstance(topic, Removing)
+    await send(topic.process, LOW, "a")
+    _, end = await topic.page()
+    snapshot = (await topic.asked("GET", "/messages?isolation=snapshot"))["next"]
+    one, _ = await post(topic.process, PARENT, "split")
+    for key, value in ((LOW, "missed"), (HIGH, "b")):
+        await send(topic.process, key, value)
+    values, passed = await topic.page(end)
+    assert sorted(values) == ["b", "missed"]
+    below = await post(topic.process, one, "split")
+    gone = [PARENT, one]
+    if heirs == "a grandchild":
+        await post(topic.process, below[0], "merge", **{"with": below[1]})
+        gone += below
+    await send(topic.process, LOW, "c")
+    values, passed = await topic.page(passed)
+    assert values == ["c"]
+    for segment in gone:
+        await topic.deleted(segment)
+    assert (await topic.page(passed))[0] == [], "who was there has missed nothing"
+    for path in ("messages", "batches"):
+        answer = await topic.ask("GET", f"/{path}?after={end}")
+        assert (answer.status_code, answer.json()["code"]) == (410, "POSITION_TRIMMED")
+        assert answer.json()["segment"] in gone[1:]
+    await topic.asked("GET", f"/messages?isolation=snapshot&after={snapshot}")  # its segments are older
+    await topic.process.stop()
+
+
 async def test_a_place_in_a_segment_whose_children_are_gone_as_well(topic: Removing) -> None:
     _, middle = await topic.page(limit=2)
     for key, value in ((LOW, "d"), (HIGH, "e")):
