@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from metatxn.horizons import SegmentHorizon
+from metatxn.wire.names import number_of_segment, topic_of_segment
 from spark_connector.options import OptionError
 from spark_connector.places import order
 from spark_connector.topics import Topic
@@ -72,6 +73,14 @@ class Lineage:
 
     def children(self, segment: str) -> tuple[str, ...]:
         return self._segments[segment].children if segment in self._segments else self._heirs.get(segment, ())
+
+    def missed(self, segment: str, places: Mapping[str, str]) -> list[str]:
+        """The parents of a segment that were created since a reader began to read the topic, and removed from it before
+        the reader came there: without a place, which it would keep until their children have one."""
+        topic = topic_of_segment(segment)
+        begun = [number_of_segment(each) for each in places if topic_of_segment(each) == topic]
+        removed = set(self.parents(segment)) - self._segments.keys() - places.keys()
+        return sorted(each for each in removed if begun and number_of_segment(each) > max(begun))
 
     def unseen(self, places: Mapping[str, str]) -> set[str]:
         """Segments that must still be read and have no place yet. Segments before one that has a place were already

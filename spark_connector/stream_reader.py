@@ -223,6 +223,8 @@ class StreamPlanner:
         for segment in sorted(looked.segments.keys() - places.keys()):
             if looked.segments[segment].trimmed and self._lineage.parents(segment):
                 self._lost(segment, f"entries up to {looked.segments[segment].start} were trimmed")
+            for parent in self._lineage.missed(segment, places):
+                self._lost(parent, "it was removed from its topic, because all of its entries were trimmed")
         return kept
 
     def _lost(self, segment: str, reason: str) -> None:

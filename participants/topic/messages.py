@@ -217,9 +217,8 @@ class Messages:
         while True:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
-                ends = token.ends if token is not None else None
                 since = newest if isolation != "snapshot" else None  # whose segments are those of its first page
-                places = await self._without_removed(places, segments, ends, since)
+                places = await self._without_removed(places, segments, token, since)
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return BrowsePage(BrowseToken(places, revision), revision)
@@ -254,15 +253,17 @@ class Messages:
         self,
         places: BrowsePlaces,
         segments: Sequence[AnySegment],
-        ends: Mapping[str, Position] | None,
+        token: BrowseToken | None,
         newest: int | None,
     ) -> BrowsePlaces:
         """The places of a reader without those in segments that were removed, which it must have passed. Raises
         POSITION_TRIMMED, and INVALID_ARGUMENT for a token of another topic.
 
         It goes on in the children, see `_collect`, unless one of them was created since it began, see `_created_since`,
-        and was removed before it came there. In a compacted view, `ends` tells how far a segment belongs to it.
+        and was removed before it came there. In a compacted view, the token's `ends` tell how far a segment belongs to
+        it.
         """
+        ends = token.ends if token is not None else None
         left = {segment.id: places[segment.id] for segment in segments if segment.id in places}
         for segment_id in sorted(places.keys() - left.keys()):
             removed = await self._broker.removed(segment_id)

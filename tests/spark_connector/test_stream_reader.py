@@ -556,6 +556,35 @@ def test_the_beginning_of_a_child_that_was_trimmed_is_lost(
     assert ids_between(lax, start, next_batch(lax, start)) == [12]
 
 
+def test_a_child_that_was_removed_is_lost_for_those_who_had_not_come_there(
+    client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
+) -> None:
+    name = topic(segments=1)
+    (parent,) = [each.segment for each in client.topic(name).segments]
+    write(client, name, [1])
+    strict, lax = reader(subscribe=name), reader(subscribe=name, **LAX)
+    start = next_batch(strict, strict.initialOffset())
+    one, _ = client.split_segment(parent)
+    write(client, name, list(range(2, 20)))
+    passed = next_batch(strict, start)
+    client.split_segment(one)
+    write(client, name, list(range(20, 40)))
+    passed = next_batch(strict, passed)
+    assert not {parent, one} & passed["read_up_to"].keys()
+    for segment in (parent, one):
+        client.trim_segment(segment, client.position_at(segment, datetime.now(UTC) + timedelta(hours=1)).position)
+        client.delete_segment(segment)
+    wait_until(lambda: not {parent, one} & {each.segment for each in client.topic(name).segments}, "they are removed")
+    write(client, name, [40])
+    end = next_batch(strict, passed)
+    assert ids_between(strict, passed, end) == [40], "who had been there has missed nothing"
+    late = reader(subscribe=name)
+    with pytest.raises(DataLossError, match=f"DATA_LOSS: {one} .*: it was removed from its topic"):
+        next_batch(late, start)
+    left = ids_between(lax, start, next_batch(lax, start))
+    assert 1 not in left and left
+
+
 def test_a_batch_may_have_segments_that_its_reader_has_not_seen_yet(
     client: metatxn.Client, topic: TopicFactory, reader: Callable[..., StreamReader]
 ) -> None:

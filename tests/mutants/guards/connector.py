@@ -10,6 +10,17 @@ _TEST_STREAMS = ("tests/spark_connector/test_stream_stories.py",)
 
 CONNECTOR = (
     Mutant(
+        "removed-child-is-no-loss",
+        "a query is told of a segment that was removed before it came there",
+        "spark_connector/offsets.py",
+        "if begun and number_of_segment(each) > max(begun))",
+        "if begun and number_of_segment(each) < 0)",
+        tests=(
+            "tests/spark_connector/test_stream_reader.py"
+            "::test_a_child_that_was_removed_is_lost_for_those_who_had_not_come_there",
+        ),
+    ),
+    Mutant(
         "trimmed-rows-are-skipped",
         "a place behind which entries were trimmed is noticed",
         _OFFSETS,
