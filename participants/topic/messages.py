@@ -217,8 +217,9 @@ class Messages:
         while True:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
-                since = newest if isolation != "snapshot" else None  # whose segments are those of its first page
-                places = await self._without_removed(places, segments, token, since)
+                places = await self._without_removed(
+                    places, segments, token, None if isolation == "snapshot" else newest
+                )
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return BrowsePage(BrowseToken(places, revision), revision)
@@ -260,8 +261,8 @@ class Messages:
         POSITION_TRIMMED, and INVALID_ARGUMENT for a token of another topic.
 
         It goes on in the children, see `_collect`, unless one of them was created since it began, see `_created_since`,
-        and was removed before it came there. In a compacted view, the token's `ends` tell how far a segment belongs to
-        it.
+        and was removed before it came there. All segments of a snapshot were there when it began: it has no `newest`.
+        In a compacted view, the token's `ends` tell how far a segment belongs to it.
         """
         ends = token.ends if token is not None else None
         left = {segment.id: places[segment.id] for segment in segments if segment.id in places}

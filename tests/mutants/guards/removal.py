@@ -94,8 +94,8 @@ REMOVALS = (
         "snapshot-misses-what-came-later",
         "a snapshot belongs to segments that were there when it began",
         "participants/topic/messages.py",
-        'since = newest if isolation != "snapshot" else None',
-        "since = newest",
+        'None if isolation == "snapshot" else newest)',
+        "newest)",
         tests=(_REMOVED_CHILD,),
     ),
     Mutant(
