@@ -217,9 +217,7 @@ class Messages:
         while True:
             segments = await self._broker.in_layout(topic_name, look)
             if not set(places) <= {segment.id for segment in segments}:
-                places = await self._without_removed(
-                    places, segments, token, None if isolation == "snapshot" else newest
-                )
+                places = await self._without_removed(places, segments, token, newest, isolation)
             if latest and token is None:
                 places = await self._ends(segments, isolation, revision)
                 return BrowsePage(BrowseToken(places, revision), revision)
@@ -256,13 +254,14 @@ class Messages:
         segments: Sequence[AnySegment],
         token: BrowseToken | None,
         newest: int | None,
+        isolation: Isolation,
     ) -> BrowsePlaces:
         """The places of a reader without those in segments that were removed, which it must have passed. Raises
         POSITION_TRIMMED, and INVALID_ARGUMENT for a token of another topic.
 
         It goes on in the children, see `_collect`, unless one of them was created since it began, see `_created_since`,
-        and was removed before it came there. All segments of a snapshot were there when it began: it has no `newest`.
-        In a compacted view, the token's `ends` tell how far a segment belongs to it.
+        and was removed before it came there. (All segments of a snapshot were there when it began.) In a compacted
+        view, the token's `ends` tell how far a segment belongs to it.
         """
         ends = token.ends if token is not None else None
         left = {segment.id: places[segment.id] for segment in segments if segment.id in places}
@@ -277,7 +276,8 @@ class Messages:
                 passed = removed.is_passed(at) or (removed.end is None and _has_read_after(segment_id, places))
             if not passed:
                 raise removed.trimmed()
-            if missed := _created_since(newest, removed.before_rest - places.keys()):
+            missed = _created_since(newest, removed.before_rest - places.keys())
+            if missed and isolation != "snapshot":
                 raise (await self._broker.removed(min(missed)) or removed).trimmed()
         return left
 
