@@ -82,6 +82,8 @@ class AsyncProducer:
         else:
             self.delivery = SequencedDelivery(connection, topic, name, batching, compression)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._joined: AsyncTransaction | None = None
+        """The transaction of the last message that was in one: it knows of this producer already."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r})"
@@ -113,10 +115,15 @@ class AsyncProducer:
                 await self.delivery.put(outgoing, None)
             self.last_sequence = outgoing.sequence
             return future
-        txn.joined_by(self.delivery)
-        with inside(txn):
-            if not self.delivery.put_at_once(outgoing, txn.id):
-                await self.delivery.put(outgoing, txn.id)
+        if txn is not self._joined:
+            txn.joined_by(self.delivery)
+            self._joined = txn
+        try:  # as `inside` does, which takes a tenth of the time of a message
+            if not self.delivery.put_at_once(outgoing, txn_id := txn.id):
+                await self.delivery.put(outgoing, txn_id)
+        except BaseException as error:
+            txn.failed(error)
+            raise
         return future
 
     async def send_many(
