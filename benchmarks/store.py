@@ -43,7 +43,7 @@ from metatxn.cli.services import tune_interpreter
 from metatxn.wire.ids import TxnId
 from tests.servers import ZooKeeperServer
 
-RUNS = 3
+RUNS = 5
 VALUE = b"x" * 200
 SEGMENT = "segment://public/default/orders/0000-ffff-0"
 
