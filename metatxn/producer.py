@@ -118,7 +118,7 @@ class AsyncProducer:
         if txn is not self._joined:
             txn.joined_by(self.delivery)
             self._joined = txn
-        try:  # as `inside` does, which takes a tenth of the time of a message
+        try:  # what `inside` does, without an object for each message
             if not self.delivery.put_at_once(outgoing, txn_id := txn.id):
                 await self.delivery.put(outgoing, txn_id)
         except BaseException as error:

@@ -21,13 +21,13 @@ class RemovedSegment:
     """A removed segment. `end` is the position of its last entry; None if its children were removed as well, so that it
     is not known. `children` have taken over from it, or if they are gone, those that have taken over from them.
 
-    `before_rest` are all removed segments from which a segment of its hash range that is left has taken over directly.
-    If any of its descendants in that range was removed, one of them is among these."""
+    `last_parents` are the removed segments that are parents of the segments left in its hash range. If any of its
+    descendants was removed, one of these is among them."""
 
     id: str
     end: Position | None
     children: tuple[str, ...]
-    before_rest: frozenset[str]
+    last_parents: frozenset[str]
 
     def is_passed(self, place: Position) -> bool:
         """Whether a reader at this place had certainly read all of it."""
@@ -60,14 +60,14 @@ async def removed_segment(store: MetadataStore, topic: TopicRecord, segment_id: 
     name = SegmentParts.parse(segment_id)
     heirs = {paths.segment(each): each for each in topic.segments if SegmentParts.parse(each).overlaps(name)}
     found = (await store.get_many(list(heirs))).records
-    removed = {
+    parents_of = {
         heirs[key]: _ends(SegmentRecord.decode(stored.value)) for key, stored in found.items() if stored is not None
     }
-    ends = {heir: parents[segment_id] for heir, parents in removed.items() if segment_id in parents}
+    ends = {heir: parents[segment_id] for heir, parents in parents_of.items() if segment_id in parents}
     end = next(iter(ends.values()), None)
     children = tuple(each for each in topic.segments if each in (ends or heirs.values()))
-    before_rest = frozenset(chain.from_iterable(removed.values()))
-    return RemovedSegment(segment_id, Position.parse(end) if end is not None else None, children, before_rest)
+    last_parents = frozenset(chain.from_iterable(parents_of.values()))
+    return RemovedSegment(segment_id, Position.parse(end) if end is not None else None, children, last_parents)
 
 
 def _ends(record: SegmentRecord) -> Mapping[str, str]:

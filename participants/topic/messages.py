@@ -276,7 +276,7 @@ class Messages:
                 passed = removed.is_passed(at) or (removed.end is None and _has_read_after(segment_id, places))
             if not passed:
                 raise removed.trimmed()
-            missed = _created_since(newest, removed.before_rest - places.keys())
+            missed = _created_since(newest, removed.last_parents - places.keys())
             if missed and isolation != "snapshot":
                 raise (await self._broker.removed(min(missed)) or removed).trimmed()
         return left
