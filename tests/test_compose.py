@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from examples.flights.etcd import FLAGS
 from metatxn.service.server import GRACE_S
 from metatxn.wire.listeners import Listeners
 from participants.service import DRAIN_TIMEOUT_MS
@@ -126,11 +127,12 @@ def settings(pattern: str) -> dict[str, str]:
     return dict(re.findall(rf"^\| `({pattern})=([^`]+)` \|", STORES, re.MULTILINE))
 
 
-def test_etcd_has_the_same_flags_here_in_the_tests_and_in_the_docs() -> None:
+def test_etcd_has_the_same_flags_here_in_the_tests_the_examples_and_the_docs() -> None:
     """Debian's etcd 3.4.23 is ten times slower without them, so none may be forgotten anywhere."""
     flags = dict(flag.split("=", 1) for flag in services()["etcd"]["command"][1:])
     assert {flag: value for flag, value in flags.items() if flag not in PLACES} == settings("--[a-z-]+")
     assert {flag: str(value) for flag, value in ETCD_FLAGS.items()} == settings("--[a-z-]+")
+    assert dict(flag.split("=", 1) for flag in FLAGS) == settings("--[a-z-]+")
 
 
 def test_zookeeper_has_the_same_settings_here_and_in_the_docs() -> None:

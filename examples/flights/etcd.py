@@ -13,13 +13,15 @@ from pathlib import Path
 
 from examples.flights.processes import free_port, stop
 
+# The reasons are in docs/stores.md.
 FLAGS = [
     "--backend-batch-limit=500",
     "--quota-backend-bytes=8589934592",
     "--auto-compaction-mode=periodic",
-    "--auto-compaction-retention=10m",
+    "--auto-compaction-retention=2m",
     "--snapshot-count=5000",
     "--max-txn-ops=512",
+    "--grpc-keepalive-min-time=5s",
 ]
 START_SECONDS = 60
 
