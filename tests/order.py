@@ -24,12 +24,14 @@ _FIRST = (
     "tests/chaos/test_chaos.py",
     "tests/participants/processes/test_brokers.py",
     "tests/simulation/test_seeds.py",
+    "tests/participants/prefixes/test_prefixes.py",
+    "tests/participants/restored/test_recovery.py",
     "tests/spark_connector/test_failure_matrix.py",
     "tests/test_demo.py",
     "tests/metatxn/test_installed.py",
     "tests/spark_connector/test_example.py",
 )
-"""What takes longest, so that no worker sits idle at the end. Only one of the first four starts a Spark: Spark gives up
+"""What takes longest, so that no worker sits idle at the end. Only one of the first six starts a Spark: Spark gives up
 a Python process that has not connected within ten seconds, and several Sparks that start at once take longer."""
 
 

@@ -334,6 +334,31 @@ async def test_a_request_stays_below_the_limit_of_the_server(
     await store.apply(store.batch().put("/after", b""))
 
 
+async def test_a_group_that_turns_out_too_large_for_a_request_is_divided(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, sizes: list[int]
+) -> None:
+    """Each key needs hundreds of directories, which count only once the request is made."""
+    store = await open_store(zookeeper_server, on_group=sizes.append)
+    keys = [f"/{number:02d}{'/d' * 300}" for number in range(20)]
+    answers = await together(store, [store.batch().create(key, b"") for key in keys])
+    assert all(isinstance(answer, Applied) for answer in answers)
+    assert sum(sizes) == 20 and 1 < max(sizes) < 20
+    assert [record.key for record in (await store.scan("/")).records] == keys
+
+
+async def test_a_batch_that_turns_out_too_large_for_a_request_is_refused(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore
+) -> None:
+    store = await open_store(zookeeper_server)
+    deep = store.batch()
+    for number in range(20):
+        deep.put(f"/{number:02d}{'/d' * 300}", b"")
+    with pytest.raises(InvalidBatch, match="that are allowed"):
+        await store.apply(deep)
+    await store.apply(store.batch().put("/after", b""))
+    assert [record.key for record in (await store.scan("/")).records] == ["/after"]
+
+
 async def test_two_clients_that_write_one_key_in_turn_lose_nothing(
     zookeeper_server: ZooKeeperServer, open_store: OpenStore
 ) -> None:

@@ -83,6 +83,28 @@ CLUSTERS = (
         ),
     ),
     Mutant(
+        "zookeeper-group-as-large-as-it-gets",
+        "a group that turns out too large for a request is divided",
+        _ZOOKEEPER,
+        "        while request.size_bytes > MAX_REQUEST_BYTES and len(prepared) > 1:",
+        "        while False:",
+        tests=(
+            "tests/metastore/zookeeper/test_group_commit.py"
+            "::test_a_group_that_turns_out_too_large_for_a_request_is_divided",
+        ),
+    ),
+    Mutant(
+        "zookeeper-batch-as-large-as-it-gets",
+        "a batch that turns out too large for a request is refused, and nothing else waits for it",
+        _ZOOKEEPER,
+        "        if request.size_bytes > MAX_REQUEST_BYTES:\n",
+        "        if False:\n",
+        tests=(
+            "tests/metastore/zookeeper/test_group_commit.py"
+            "::test_a_batch_that_turns_out_too_large_for_a_request_is_refused",
+        ),
+    ),
+    Mutant(
         "zookeeper-requests-numbered-again",
         "requests are numbered on from one connection to the next",
         _ZOOKEEPER_CONNECTION,
