@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from metastore.backends.sqlite import KEYS_PER_STATEMENT, SqliteStore
+from metastore.backends.sqlite import SqliteStore
+from metastore.backends.sqlite_statements import KEYS_PER_STATEMENT
 from metastore.errors import CheckFailed, InvalidBatch, MetastoreError, OutcomeUnknown, StoreFull, StoreUnavailable
 from metastore.types import Absent, Applied, Record, Resync
 from tests.metastore.sqlite.hooks import Hooks, disk_error

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from metastore.backends.sqlite import FORMAT_VERSION, SqliteStore
+from metastore.backends.sqlite import SqliteStore
+from metastore.backends.sqlite_statements import FORMAT_VERSION
 from metastore.errors import InvalidBatch, StoreInUse, StoreMissing, StoreUnavailable, StoreUnusable
 
 WRITER = """

@@ -83,7 +83,8 @@ async def test_it_is_what_the_database_has(
     if small:
         for name, bound in (("MAX_RECORDS", 3), ("MAX_VALUE_BYTES", 2), ("MAX_DIRECTORY_KEYS", 3)):
             monkeypatch.setattr(sqlite_recent, name, bound)
-        monkeypatch.setattr("metastore.backends.sqlite.MAX_DIRECTORY_KEYS", 3)
+        for module in ("sqlite", "sqlite_statements"):
+            monkeypatch.setattr(f"metastore.backends.{module}.MAX_DIRECTORY_KEYS", 3)
     rng, without_asking = random.Random(seed), 0
 
     def fail_sometimes(seen: str) -> None:

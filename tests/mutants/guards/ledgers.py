@@ -85,9 +85,9 @@ LEDGERS = (
     Mutant(
         "sqlite-file-of-a-later-release-is-opened",
         "a file of a later release is left alone",
-        "metastore/backends/sqlite.py",
-        'if _one(connection, "PRAGMA user_version") > FORMAT_VERSION:',
-        'if _one(connection, "PRAGMA user_version") < 0:',
+        "metastore/backends/sqlite_database.py",
+        'if one_value(connection, "PRAGMA user_version") > FORMAT_VERSION:',
+        'if one_value(connection, "PRAGMA user_version") < 0:',
         tests=("tests/metastore/sqlite/test_processes.py::test_a_file_of_a_later_release_is_left_alone",),
     ),
     Mutant(

@@ -8,6 +8,9 @@ _INCARNATION = "metastore/incarnation.py"
 _JOINING = "metastore/backends/joining.py"
 _WATCHES = "metastore/watches.py"
 _SQLITE = "metastore/backends/sqlite.py"
+_SQLITE_DATABASE = "metastore/backends/sqlite_database.py"
+_SQLITE_GROUPS = "metastore/backends/sqlite_groups.py"
+_SQLITE_LANES = "metastore/backends/sqlite_lanes.py"
 _TEST_COMMITS = ("tests/metastore/sqlite/test_commits.py",)
 
 METASTORE = (
@@ -46,15 +49,15 @@ METASTORE = (
     Mutant(
         "sqlite-exchanged-file-is-served",
         "a file that has lost its name is used no more",
-        _SQLITE,
-        "_identity(self._path, self._file) != self._file:",
-        "_identity(self._path, self._file) == ():",
+        _SQLITE_DATABASE,
+        "identity_of_file(self._path, self._file) != self._file:",
+        "identity_of_file(self._path, self._file) == ():",
         tests=("tests/metastore/sqlite/test_replaced.py",),
     ),
     Mutant(
         "sqlite-restored-file-is-served",
         "a file that is behind what was committed is neither read nor written",
-        _SQLITE,
+        _SQLITE_DATABASE,
         "        if revision < committed:\n",
         "        if revision < committed - 1_000:\n",
         tests=("tests/metastore/sqlite/test_replaced.py",),
@@ -62,7 +65,7 @@ METASTORE = (
     Mutant(
         "sqlite-waiting-is-served",
         "what waits while others are told is not served",
-        _SQLITE,
+        _SQLITE_DATABASE,
         "for job in group if not job.telling)",
         "for job in group if not job.begun)",
         tests=("tests/metastore/sqlite/test_replaced.py",),
@@ -195,8 +198,8 @@ METASTORE = (
     Mutant(
         "sqlite-acknowledges-what-is-gone",
         "when a commit did not take, nobody is told what it said",
-        _SQLITE,
-        "        if not taken:\n            _forget(group)\n",
+        _SQLITE_DATABASE,
+        "        if not taken:\n            forget_outcomes(group)\n",
         "        if not taken:\n",
         tests=(
             "tests/metastore/sqlite/test_commits.py::test_a_commit_that_failed_and_did_not_take_is_definite_for_all",
@@ -205,7 +208,7 @@ METASTORE = (
     Mutant(
         "sqlite-commit-without-sync",
         "an acknowledged commit is on the disk",
-        _SQLITE,
+        _SQLITE_DATABASE,
         '"synchronous = FULL"',
         '"synchronous = NORMAL"',
         tests=("tests/metastore/sqlite/test_commits.py::test_every_commit_reaches_the_disk",),
@@ -213,7 +216,7 @@ METASTORE = (
     Mutant(
         "sqlite-hanging-disk-is-definite",
         "a commit that hangs may take",
-        _SQLITE,
+        _SQLITE_LANES,
         "    if job.begun:\n",
         "    if job is None:\n",
         tests=("tests/metastore/sqlite/test_commits.py::test_a_hanging_disk_ends_calls_by_their_deadline",),
@@ -221,7 +224,7 @@ METASTORE = (
     Mutant(
         "sqlite-group-reads-what-was-deleted",
         "an apply of a group finds what those before it have deleted gone",
-        _SQLITE,
+        _SQLITE_GROUPS,
         "            self._known[key] = None\n",
         "",
         tests=("tests/metastore/sqlite/test_groups.py",),
@@ -229,7 +232,7 @@ METASTORE = (
     Mutant(
         "sqlite-group-writes-what-was-deleted",
         "what an apply of a group has deleted is not written",
-        _SQLITE,
+        _SQLITE_GROUPS,
         "            self._puts.pop(key, None)\n",
         "",
         tests=("tests/metastore/sqlite/test_groups.py",),
@@ -237,7 +240,7 @@ METASTORE = (
     Mutant(
         "sqlite-group-deletes-nothing",
         "what an apply of a group has deleted is deleted",
-        _SQLITE,
+        _SQLITE_GROUPS,
         "        self._deletes |= deleted\n",
         "",
         tests=("tests/metastore/sqlite/test_groups.py",),
@@ -245,7 +248,7 @@ METASTORE = (
     Mutant(
         "sqlite-group-counts-no-writes",
         "an apply of a group counts the writes of those before it",
-        _SQLITE,
+        _SQLITE_GROUPS,
         "found[key][3] + 1 if key in known else 1",
         "1",
         tests=("tests/metastore/sqlite/test_groups.py",),
@@ -253,15 +256,15 @@ METASTORE = (
     Mutant(
         "sqlite-range-is-looked-at-before-it-is-written",
         "a check of a range sees what the group has written",
-        _SQLITE,
-        "_first_row, self.written(), span",
-        "_first_row, self._connection, span",
+        _SQLITE_GROUPS,
+        "first_row_in, self.written(), span",
+        "first_row_in, self._connection, span",
         tests=("tests/metastore/sqlite/test_groups.py",),
     ),
     Mutant(
         "sqlite-sequence-is-taken-before-it-is-written",
         "a number of a sequence is taken behind those of the group",
-        _SQLITE,
+        _SQLITE_GROUPS,
         "batch = batch(state.written())",
         "batch = batch(state._connection)",
         tests=("tests/metastore/sqlite/test_groups.py",),
@@ -269,15 +272,15 @@ METASTORE = (
     Mutant(
         "sqlite-range-is-deleted-before-it-is-written",
         "a range is deleted with what the group has written",
-        _SQLITE,
-        "self.written().execute, _DELETE_RANGE",
-        "self._connection.execute, _DELETE_RANGE",
+        _SQLITE_GROUPS,
+        "self.written().execute, DELETE_RANGE",
+        "self._connection.execute, DELETE_RANGE",
         tests=("tests/metastore/sqlite/test_groups.py",),
     ),
     Mutant(
         "sqlite-refused-data-takes-its-group-along",
         "what the database refuses takes nothing of its group along",
-        _SQLITE,
+        _SQLITE_GROUPS,
         "        state = _evaluate_each(connection, jobs)\n",
         "        raise\n",
         tests=("tests/metastore/sqlite/test_groups.py",),
@@ -285,7 +288,7 @@ METASTORE = (
     Mutant(
         "sqlite-refused-half-written",
         "what the database refuses leaves nothing behind",
-        _SQLITE,
+        _SQLITE_GROUPS,
         '            connection.execute("ROLLBACK TO job")\n',
         "",
         tests=_TEST_COMMITS,
@@ -293,9 +296,9 @@ METASTORE = (
     Mutant(
         "sqlite-taken-lock-is-no-fence",
         "a commit that took although it failed is fenced too: its pages may not be on the disk",
-        "metastore/backends/sqlite.py",
-        "if taken or not _is_full(error):",
-        "if not taken and not _is_full(error):",
+        _SQLITE_DATABASE,
+        "if taken or not is_disk_full(error):",
+        "if not taken and not is_disk_full(error):",
         tests=(
             "tests/metastore/sqlite/test_commits.py",
             "tests/metastore/sqlite/test_every_step.py",
@@ -320,7 +323,7 @@ METASTORE = (
     Mutant(
         "sqlite-commit-fails-in-another-way",
         "a commit that fails with what is no error of SQLite is settled, too",
-        _SQLITE,
+        _SQLITE_DATABASE,
         "except BaseException as error:  # noqa: BLE001 - the verdicts stand already",
         "except sqlite3.Error as error:  # noqa: BLE001 - the verdicts stand already",
         tests=("tests/metastore/sqlite/test_every_step.py",),
@@ -336,8 +339,8 @@ METASTORE = (
     Mutant(
         "sqlite-believes-replaced-files",
         "what is known of files that somebody has touched is not believed",
-        _SQLITE,
-        "return self._files is not None and _files(self._path) == self._files",
+        _SQLITE_DATABASE,
+        "return self._files is not None and look_of_files(self._path) == self._files",
         "return self._files is not None",
         tests=("tests/metastore/sqlite/test_recent.py", "tests/metastore/sqlite/test_replaced.py"),
     ),
@@ -352,7 +355,7 @@ METASTORE = (
     Mutant(
         "sqlite-commits-what-others-wrote",
         "what others, or a commit of unknown outcome, have written is looked up, also behind the next commit",
-        _SQLITE,
+        _SQLITE_DATABASE,
         "                self.touched += 1\n",
         "                pass\n",
         tests=("tests/metastore/sqlite/test_recent.py",),
