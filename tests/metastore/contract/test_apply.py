@@ -11,7 +11,7 @@ import pytest
 
 from metastore.api import MetadataStore
 from metastore.errors import CheckFailed, InvalidBatch, StoreClosed
-from metastore.types import Absent, AtVersion, Check, EmptyRange, FirstVersion, Record
+from metastore.types import Absent, Applied, AtVersion, Check, EmptyRange, FirstVersion, Record
 from tests.metastore.factories import Backend
 
 
@@ -276,6 +276,13 @@ async def test_every_client_sees_what_was_answered_to_any(backend: Backend) -> N
         applied = await one.apply(one.batch().put("/a", str(number).encode()))
         assert (await existing(two, "/a")).value == str(number).encode()
         assert await two.current_revision() >= applied.revision
+
+
+async def test_closing_finishes_what_was_called_before(store: MetadataStore) -> None:
+    calls = [asyncio.ensure_future(store.apply(store.batch().create(f"/k/{number}", b""))) for number in range(10)]
+    await asyncio.sleep(0)  # each is called now
+    await store.close()
+    assert all(isinstance(each.result(), Applied) for each in calls)
 
 
 async def test_a_closed_store_refuses_every_call(store: MetadataStore) -> None:

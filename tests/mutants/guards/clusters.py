@@ -49,6 +49,14 @@ CLUSTERS = (
         ),
     ),
     Mutant(
+        "closed-before-the-answers",
+        "closing a store finishes what was called before",
+        "metastore/backends/pending.py",
+        "            await asyncio.wait(waiting)\n",
+        "            break\n",
+        tests=("tests/metastore/contract/test_apply.py::test_closing_finishes_what_was_called_before",),
+    ),
+    Mutant(
         "etcd-another-cluster",
         "a member is taken up when it is of the cluster that named it",
         _ETCD_MEMBERS,
