@@ -101,6 +101,12 @@ def last_of(row: str | None) -> Last | None:
     return Last(f"tests/{test}" if test else None, int(seed) if seed else None)
 
 
+def found_by_seeds_alone() -> set[tuple[str, int]]:
+    """The workloads and seeds that catch those mutants of the table that no test catches."""
+    cells = ([cell.strip(" `") for cell in row.split("|")] for row in known_rows().values())
+    return {(workload, int(seed)) for _, _, _, test, _, _, workload, seed, *_ in cells if not test}
+
+
 def _write_table(row_of: dict[str, str], new: int) -> None:
     """`new` of these rows were found now."""
     commit = subprocess.run(
