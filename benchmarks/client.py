@@ -4,8 +4,8 @@ another process.
 *A small transaction* is begin, one message of 100 bytes to each of two topics, and commit, one after the other: with
 the asyncio client on asyncio's own loop, and with the blocking client.
 
-*Producers at once.* So many of one asyncio client, each of which makes small transactions one after the other for some
-seconds.
+*Producers at once.* This many of one asyncio client, each of which makes small transactions one after the other for
+some seconds.
 
 *Begins at once.* So many `begin` of one asyncio client, none of which waits for another. All of them succeed.
 

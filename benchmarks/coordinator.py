@@ -215,7 +215,7 @@ async def steady_commits(coordinator: Transactions, enough: Callable[[list[float
 
 
 async def finish(coordinator: Transactions, count: int) -> None:
-    """Leave so many committed transactions behind."""
+    """Leave this many committed transactions behind."""
     for _ in range(0, count, BATCH):
         begun = await run_batch(coordinator, [BeginItem(op="begin")] * BATCH)
         ids = [answer.txn["txn_id"] for answer in begun if isinstance(answer, Done)]

@@ -409,7 +409,7 @@ async def new_segment(service: BrokerService, segments: int = 1) -> list[Segment
 
 
 async def fill(directory: Path, entries: int) -> None:
-    """Prints a line once so many entries and the open transactions are there, and waits to be killed."""
+    """Prints a line once this many entries and the open transactions are there, and waits to be killed."""
     store = await open_store(f"sqlite:///{directory / 'store.db'}")
     service = BrokerService(store, data_dir=directory / "data", port=0)
     await service.start()

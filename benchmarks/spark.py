@@ -126,7 +126,7 @@ class Streams:
     def durations_ms(
         self, rows: DataFrame, sink: str, batches: int, partition_by: Sequence[str] = (), **options: str
     ) -> list[int]:
-        """Of so many micro-batches behind the first one, which warms up."""
+        """Of this many micro-batches behind the first one, which warms up."""
         checkpoint = self._directory / f"checkpoint-{uuid.uuid4().hex[:8]}"
         writer = rows.writeStream.format(sink).options(**options).option("checkpointLocation", str(checkpoint))
         query = writer.partitionBy(*partition_by).start() if partition_by else writer.start()
@@ -153,7 +153,7 @@ class Streams:
 
     @contextmanager
     def arrow_batches(self, rows: int | None) -> Iterator[None]:
-        """Of so many rows, or of Spark's defaults, in queries that start inside the block."""
+        """Of this many rows, or of Spark's defaults, in queries that start inside the block."""
         settings = {} if rows is None else {"maxRecordsPerBatch": rows, "maxBytesPerBatch": UNCOUNTED}
         for name, value in settings.items():
             self.spark.conf.set(f"spark.sql.execution.arrow.{name}", value)
@@ -289,7 +289,7 @@ class Bench(Streams):
     def _ways_of_reading(
         self, topics: dict[str, str], files: str, rows: int, width: int
     ) -> dict[str, Callable[[], float]]:
-        """Each reads so many rows, and answers how many it has read per second."""
+        """Each reads this many rows, and answers how many it has read per second."""
         each = str(rows // (BATCHES + 1))
         memory = {"rows": each, "width": str(width), "partitions": str(SEGMENTS)}
         ways = {

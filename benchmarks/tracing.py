@@ -44,7 +44,7 @@ WORKS: dict[str, Callable[[str, httpx.Client], None]] = {"coordinator": transact
 
 
 def cpu_of(kind: str, service: Service, client: httpx.Client, number: int) -> float:
-    """The seconds that the process takes for each of so many works."""
+    """The seconds that the process takes for each of this many works."""
     before = exact_cpu_s(service.process.pid)
     for _ in range(number):
         WORKS[kind](service.url, client)

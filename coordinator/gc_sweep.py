@@ -159,7 +159,7 @@ class GcSweep(PeriodicSweep):
         may go. It never moves backwards: a sweep that is behind another one leaves it where it is."""
         record = await self._store.get(paths.GC_HORIZON)
         for _ in range(_MOST_RIVALS):
-            # Behind the read of the horizon, which whoever takes a hold writes again.
+            # Behind the read of the horizon, which anyone who takes a hold writes again.
             lowest = await lowest_held(self._store, self._clock())
             free = [each for each in headers if lowest is None or each[1].version <= lowest]
             if not free:

@@ -19,7 +19,7 @@ from metatxn.wire.broker import MAX_ANNOUNCED_SEGMENTS
 from metatxn.wire.errors import MetatxnError, TransactionNotFound
 
 ALIKE = 8
-"""Only what each of so many transactions has written to is expected of the next ones."""
+"""Only what each of this many transactions has written to is expected of the next ones."""
 MOST_WRITING = 1_000
 """The most transactions of which it is remembered where they write, until they end."""
 ASK_AGAIN_S = 60.0

@@ -2,7 +2,7 @@
 
 A member of etcd tells all others the same address, so each has a door before it; who comes in there is known by the
 process at the other end of the connection. A server of ZooKeeper reads in its own file where the others are, so each
-file has other addresses. But whoever is called by a server with a lower number calls back, at the address it is told
+file has other addresses. But one that is called by a server with a lower number calls back, at the address it is told
 then: the way that the call has come puts one of ours there.
 """
 

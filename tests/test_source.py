@@ -346,7 +346,7 @@ def test_an_unquoted_name_is_noticed() -> None:
 
 def test_no_test_forks_its_process() -> None:
     """It has threads and libraries that are not made for it. A fork that hangs also keeps the pipe of its worker open,
-    so that the suite waits for ever. Programs that a test starts may fork."""
+    so that the suite waits forever. Programs that a test starts may fork."""
     candidates = [path for path in ROOT.glob("tests/**/*.py") if "fork()" in path.read_text()]
     attributes = {
         path: {each.attr for each in ast.walk(tree_of(path)) if isinstance(each, ast.Attribute)} for path in candidates
@@ -362,6 +362,14 @@ def test_no_leftovers() -> None:
             continue
         text = path.read_text()
         assert not any(mark in text for mark in marks), f"{path} has a leftover mark"
+
+
+def test_nobody_writes_words_that_sound_translated() -> None:
+    """Of docs/mutants.md only the names of mutants and tests have them."""
+    pages = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if path.name != "mutants.md"]
+    for path in (*modules(), *pages):
+        found = re.findall(r"(?<![-_\w])(?:whoever|for ever)(?![-_\w])", path.read_text(), re.IGNORECASE)
+        assert not found, f"{path} has {found}"
 
 
 def test_no_range_is_deleted_that_could_be_large() -> None:

@@ -59,7 +59,7 @@ def partitions(consumer: Consumer, topics: list[str]) -> list[TopicPartition]:
 
 
 def prepare(job: Job) -> Found:
-    """Topics of so many partitions each."""
+    """Topics of this many partitions each."""
     admin = AdminClient(settings(job.address))
     made = admin.create_topics([NewTopic(topic, job.segments, 1) for topic in job.topics])
     for future in made.values():
@@ -162,7 +162,7 @@ def wide(job: Job) -> Found:
 
 
 def write(job: Job) -> Found:
-    """For so many seconds, in transactions of `MESSAGES_PER_TRANSACTION` or in none."""
+    """For this many seconds, in transactions of `MESSAGES_PER_TRANSACTION` or in none."""
     (topic,), value = job.topics, b"x" * job.size
     producer = transactional_producer_of(job) if job.transactional else producer_of(job)
     count, meter = 0, Meter(job.pids)
@@ -179,7 +179,7 @@ def write(job: Job) -> Found:
 
 
 def large(job: Job) -> Found:
-    """One transaction for so many seconds."""
+    """One transaction for this many seconds."""
     (topic,), value = job.topics, b"x" * job.size
     producer = transactional_producer_of(job)
     count, meter = 0, Meter(job.pids)
@@ -208,7 +208,7 @@ def large_java(job: Job) -> Found:
 
 
 def idle(job: Job) -> Found:
-    """So many connections, each of which has asked one thing, are open until they are told to close."""
+    """This many connections, each of which has asked one thing, are open until they are told to close."""
     host, _, port = job.address.partition(":")
     with ExitStack() as connections:
         for _ in range(job.count):
@@ -282,7 +282,7 @@ def first(job: Job) -> Found:
 
 
 def held(job: Job) -> Found:
-    """So many transactions are open while the system is killed."""
+    """This many transactions are open while the system is killed."""
     with ThreadPoolExecutor(job.count) as threads:
 
         def hold(_: int) -> Producer:

@@ -39,7 +39,7 @@ def connected(address: str) -> metatxn.AsyncClient:
 
 
 def prepare(job: Job) -> Found:
-    """Topics of so many segments each."""
+    """Topics of this many segments each."""
 
     async def run() -> Found:
         async with connected(job.address) as client:
@@ -155,7 +155,7 @@ def write(job: Job) -> Found:
 
 
 async def _write(job: Job) -> Found:
-    """For so many seconds, in transactions of `MESSAGES_PER_TRANSACTION` or in none. A transaction commits while the
+    """For this many seconds, in transactions of `MESSAGES_PER_TRANSACTION` or in none. A transaction commits while the
     next ones are written, which a producer of Kafka cannot do."""
     (topic,), count, meter = job.topics, 0, Meter(job.pids)
     async with connected(job.address) as client:
@@ -204,7 +204,7 @@ async def _sending_together(client: metatxn.AsyncClient, topic: str, size: int) 
 
 @asynccontextmanager
 async def _sending_tables(client: metatxn.AsyncClient, topic: str, size: int) -> AsyncIterator[Portion]:
-    """Rows of so many bytes: an integer, and letters."""
+    """Rows of this many bytes: an integer, and letters."""
     rows = work.MESSAGES_PER_TRANSACTION
     table = pa.table({"id": list(range(rows)), "payload": ["x" * (size - ROW_ID_BYTES)] * rows})
     async with client.table_writer(topic) as plain:
@@ -283,7 +283,7 @@ async def _first(job: Job) -> Found:
 
 
 def held(job: Job) -> Found:
-    """So many transactions are open while the system is killed."""
+    """This many transactions are open while the system is killed."""
     return asyncio.run(_held(job))
 
 

@@ -89,7 +89,7 @@ def fresh(peer: Peer, topics: int = 1, segments: int = 1) -> list[str]:
 
 
 def loaded(peer: Peer, producers: int, seconds: float) -> Found:
-    """By so many producers of small transactions at a time."""
+    """By this many producers of small transactions at a time."""
     return done(job("concurrent", peer, fresh(peer, 2), count=producers, seconds=seconds))
 
 

@@ -170,7 +170,7 @@ class Times:
 
 
 class Watched:
-    """A reader in another process, which waits for so many transactions with so many messages each."""
+    """A reader in another process, which waits for this many transactions with this many messages each."""
 
     def __init__(self, job: Job, transactions: int, messages: int) -> None:
         line = {"client": job.client, "address": job.address, "topics": job.topics}
@@ -192,7 +192,7 @@ class Watched:
 
 
 def numbered(number: int, size: int) -> str:
-    """A message of so many letters that begins with its number."""
+    """A message of this many letters that begins with its number."""
     return f"{number:08d}".ljust(size, "x")
 
 

@@ -113,7 +113,7 @@ async def before_id(store: MetadataStore, txn_id: TxnId, *, limit: int) -> list[
 
 
 async def _above_next(store: MetadataStore, txn_id: TxnId, at_most: int) -> TxnId | None:
-    """The id with the next lower one that is in use at most `_FEWEST_IDS` below it; None if none of so many ids below
+    """The id with the next lower one that is in use at most `_FEWEST_IDS` below it; None if none of that many ids below
     `txn_id` is in use. None of the first `_FEWEST_IDS` is."""
 
     async def is_unused(width: int) -> bool:

@@ -312,7 +312,7 @@ def parse_pair_token(text: str) -> tuple[str, str]:
 
 
 MAX_COLUMN_LIST = 8_192
-"""The most characters of a list of columns. Whoever needs more of them reads them all."""
+"""The most characters of a list of columns. Anyone who needs more of them reads them all."""
 
 
 def column_list(columns: Iterable[str]) -> str | None:

@@ -87,7 +87,7 @@ class Cutter:
         return self._view[begin : self.at]
 
     def _pass(self, size: int) -> int:
-        """Go on behind so many bytes; returns where they begin."""
+        """Go on behind this many bytes; returns where they begin."""
         begin = self.at
         if begin + size > self._size:
             raise MalformedRequest("the request ends too early")

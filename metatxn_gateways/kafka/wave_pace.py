@@ -48,13 +48,14 @@ class WavePace:
         self._began_s = loop.time()
 
     def changed(self, waiting: int) -> None:
-        """So many batches are waiting now. If they are enough, or all of them were withdrawn, the pause is over."""
+        """This many batches are waiting now. If they are enough, or all of them were withdrawn, the pause is over."""
         if self._enough is not None and (waiting >= self._enough[0] or not waiting):
             _set(self._enough[1])
 
     def ended(self, on_their_way: int) -> None:
-        """The wave has ended. So many batches are on their way, with those of the wave; or 0 if nothing is to be waited
-        for: the wave was full, so that the next one has enough, or it has failed, so that its client begins anew."""
+        """The wave has ended. This many batches are on their way, with those of the wave; or 0 if nothing is to be
+        waited for: the wave was full, so that the next one has enough, or it has failed, so that its client begins
+        anew."""
         now_s = asyncio.get_running_loop().time()
         self._on_their_way_before, self._on_their_way = self._on_their_way, on_their_way
         self._latest_s = now_s + min(LONGEST_PAUSE * (now_s - self._began_s), LONGEST_PAUSE_S)

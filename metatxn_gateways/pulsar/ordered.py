@@ -4,9 +4,9 @@
 
 The broker that has the first segment of a topic, the home of its subscriptions (DESIGN §5.10), assigns the segments.
 Clients find it by the `controller_url` of a layout. A group is in memory: a client whose connection is gone asks again,
-perhaps another broker. Nothing relies on an assignment: a segment has one attached consumer at a time, whoever was told
-to attach one. What decides the order is read from the store: a segment is assigned once everything in its existing
-parents, and theirs, is acknowledged durably.
+perhaps another broker. Nothing relies on an assignment: a segment has one attached consumer at a time, whichever client
+was told to attach one. What decides the order is read from the store: a segment is assigned once everything in its
+existing parents, and theirs, is acknowledged durably.
 
 A checkpoint consumer in a group keeps its places itself, so it gets its segments at once.
 """

@@ -392,7 +392,7 @@ class Broker:
 
     async def until_opened(self, segment_ids: Iterable[str]) -> None:
         """Own these segments, if no broker does yet. Returns once they serve, have failed once, or are gone. It waits
-        at most `TAKEN_WITHIN_S` for segments that other brokers take, and raises nothing: whoever asks has already
+        at most `TAKEN_WITHIN_S` for segments that other brokers take, and raises nothing: anyone who asks has already
         done something that cannot be undone."""
         wanted = list(segment_ids)
         if self._placement is not None:

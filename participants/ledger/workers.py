@@ -101,7 +101,7 @@ def _call_all(part: Sequence[_Due]) -> list[tuple[Any, Exception | None]]:
 def _called(due: _Due) -> tuple[Any, Exception | None]:
     try:
         return due.call(*due.args), None
-    except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+    except Exception as error:  # noqa: BLE001 - the one who waits hears of it
         return None, error
 
 

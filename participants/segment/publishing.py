@@ -268,7 +268,7 @@ class Publisher:
 
     async def _publish_wave(self, entries: Sequence[Entry], scope: Scope) -> Published:
         landing: dict[int, asyncio.Future[Position]] = {}
-        for entry in entries:  # whoever publishes one of them otherwise, joins it
+        for entry in entries:  # a caller that publishes one of them otherwise joins it
             assert entry.sequence is not None
             landing[entry.sequence] = landed = asyncio.get_running_loop().create_future()
             self._segment.dedup.begin(scope, entry.sequence, landed)

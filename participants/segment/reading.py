@@ -156,7 +156,7 @@ class SegmentReader:
 
         The search goes backwards, in growing steps, down to the result of the last search: what is visible at or below
         a horizon stays visible, unless compaction leaves it out. If the result was left out, the search begins anew: a
-        reader that reads up to it would wait for ever. Raises STORE_UNAVAILABLE and the store's errors.
+        reader that reads up to it would wait forever. Raises STORE_UNAVAILABLE and the store's errors.
         """
         while True:
             try:

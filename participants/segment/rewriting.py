@@ -115,8 +115,8 @@ class CheckLost(Exception):
 
 def tells_first_offset(record: SegmentRecord, ledger: SealedLedger) -> int | None:
     """The entry that tells the first offset of the segment, if it is in this ledger: the one up to which it is trimmed,
-    or the next one, or else the last one before these. No form leaves it out, whoever can see it: the first offset
-    would move backwards (DESIGN §5.20)."""
+    or the next one, or else the last one before these. No form leaves it out, no matter who can see it: the first
+    offset would move backwards (DESIGN §5.20)."""
     up_to = record.trimmed_up_to
     if record.next_offset is None or up_to is None or up_to.ledger != ledger.id:
         return None

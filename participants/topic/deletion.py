@@ -108,7 +108,7 @@ class Deletion:
         self._begun.discard(name)
 
     async def _delete_schemas(self, tombstone: StoredTopic) -> None:
-        """Delete the schemas of Pulsar's clients. None is added, because that checks the topic's record. Whoever
+        """Delete the schemas of Pulsar's clients. None is added, because that checks the topic's record. Anyone who
         finishes the deletion has deleted them before, so as long as this record is unchanged they are not those of a
         topic that was created again."""
         deleted = AtVersion(tombstone.record.key, tombstone.record.version)

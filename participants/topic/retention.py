@@ -51,7 +51,7 @@ class Retention:
         if in_force is None:
             return
         now_ms = self._broker.clock()
-        # Behind the read of the topic, which whoever takes a hold writes again (DESIGN §5.24).
+        # Behind the read of the topic, which anyone who takes a hold writes again (DESIGN §5.24).
         held = bool(await holds_in_force(self._broker.store, paths.read_holds(topic), now_ms))
         _set_cleanup(segments, None if held else in_force)
         records = await self._records(in_force)

@@ -49,7 +49,7 @@ SURVEYING_PAUSE_S = 8.0
 HELD_FOR_S = 3_000.0
 """Longer than a snapshot takes, and than faults that keep a hold from being prolonged."""
 TELL_EVERY = 100
-"""So many messages of a long read: whoever waits for its end sees that it goes on."""
+"""This many messages of a long read: anyone who waits for its end sees that it goes on."""
 MOST_SEGMENTS = 3
 """Of a topic at once."""
 
@@ -359,7 +359,7 @@ class Ledger:
 
 
 def end_process(failure: threading.ExceptHookArgs) -> None:
-    """What no service can cause: whoever has started us must hear of it."""
+    """What no service can cause: the one who has started us must hear of it."""
     threading.__excepthook__(failure)
     sys.stderr.flush()
     os._exit(1)

@@ -251,7 +251,7 @@ class Cluster:
         self.services[name].launch()
         return said if late.returncode else ""
 
-    # -- waiting, for whoever sets a limit ---------------------------------------------------------------------
+    # -- waiting, for a caller that sets a limit -------------------------------------------------------------------
 
     async def ready(self) -> None:
         """Until the store is there, with room, and every service says that it can serve. A member that was filled and
@@ -267,7 +267,7 @@ class Cluster:
 
     async def drains(self, broker: str, *, end: bool = False) -> bool:
         """Have a broker begin or end a drain. Whether it says that it has. One that was killed is announced at the same
-        address for a while, and sends whoever asks for it elsewhere."""
+        address for a while, and sends anyone who asks for it elsewhere."""
         url = f"http://127.0.0.1:{self._ports[broker]}/v1"
         async with httpx.AsyncClient(timeout=5) as http:
             with suppress(httpx.HTTPError):

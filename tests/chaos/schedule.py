@@ -13,11 +13,11 @@ BROKERS = ("broker-0", "broker-1")
 SERVICES = (*COORDINATORS, *BROKERS)
 CLIENTS = ("client-0", "client-1")
 FEEDER, MEMBERS, TWIN = "feeder", ("member-0", "member-1"), "twin"
-"""Of Kafka's clients: whoever fills and reads topics, the members of a group, and one with the same transactional id as
-the first of them."""
+"""Of Kafka's clients: the one that fills and reads topics, the members of a group, and one with the same transactional
+id as the first of them."""
 KAFKA_CLIENTS = (FEEDER, *MEMBERS, TWIN)
 SHIPPER, WORKERS = "shipper", ("worker-0", "worker-1")
-"""Of Pulsar's clients: whoever fills and reads topics, and those that transform what was sent."""
+"""Of Pulsar's clients: the one that fills and reads topics, and those that transform what was sent."""
 PULSAR_CLIENTS = (SHIPPER, *WORKERS)
 LISTENER_CLIENTS: dict[str | None, tuple[str, ...]] = {None: (), "kafka": KAFKA_CLIENTS, "pulsar": PULSAR_CLIENTS}
 TRANSFORMERS: dict[str | None, tuple[str, ...]] = {None: (), "kafka": MEMBERS, "pulsar": WORKERS}

@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package", autouse=True)
 def short_looks() -> Iterator[None]:
-    """Whoever waits for a page to follow waits less, and no other test sees more of the services."""
+    """Anyone who waits for a page to follow waits less, and no other test sees more of the services."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "LOOK_EVERY_S", 0.2)
         yield

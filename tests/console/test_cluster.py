@@ -1,5 +1,5 @@
-"""Goal: the services of a cluster are shown with what they do, a broker is drained by whoever may, and the records of
-the store are read by administrators alone, page by page.
+"""Goal: the services of a cluster are shown with what they do, a broker is drained by anyone who may, and the records
+of the store are read by administrators alone, page by page.
 
 Method: one visit in a browser to each page, and forms that are sent without one for what is refused.
 """

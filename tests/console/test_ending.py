@@ -1,4 +1,5 @@
-"""Goal: an open transaction is ended from the console by whoever may do so, by nobody else, and the audit log says who.
+"""Goal: an open transaction is ended from the console by anyone who may do so, by nobody else, and the audit log says
+who.
 
 Method: a browser for what a person sees, and forms that are sent without one for what nobody may do.
 """

@@ -73,7 +73,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     status: int,
     words: str,
 ) -> None:
-    """Whoever has taken over since the page was made is left alone."""
+    """Anyone who has taken over since the page was made is left alone."""
     with Sender(cluster.url) as sender:
         answer = sender.post(f"/keys/{key}/fence", **fields)
     assert (answer.status_code, words in answer.text) == (status, True), answer.text

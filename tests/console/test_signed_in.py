@@ -1,4 +1,4 @@
-"""Goal: whoever has signed in makes every change of the console in a browser, and the audit log has its name; pages
+"""Goal: anyone who has signed in makes every change of the console in a browser, and the audit log has its name; pages
 follow while a job runs; and the keyboard is enough for all of it.
 
 Method: a browser that is signed in at the cluster with tokens. The tests of each page look closer, without tokens.
@@ -200,7 +200,7 @@ def test_changes_are_made_with_the_keyboard_alone(visitor: Visitor, client: meta
 
 
 def test_times_are_in_the_zone_of_whoever_looks(visitor: Visitor, client: metatxn.Client, life: Life) -> None:
-    """And the exact value is there for whoever points at one."""
+    """And the exact value is there for anyone who points at one."""
     header = client.attach(life.committed).refresh()
     at = datetime.fromtimestamp((header.created_ms or 0) / 1000, ZoneInfo("Asia/Tokyo"))
     begun = visitor.open(f"/transactions/{life.committed}").locator(".facts time").first

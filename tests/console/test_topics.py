@@ -1,4 +1,4 @@
-"""Goal: a topic is found, its segments are shown with who holds back their readers, and whoever may changes
+"""Goal: a topic is found, its segments are shown with who holds back their readers, and anyone who may changes
 it.
 
 Method: a browser for what a person sees and does, and forms that are sent without one for what is refused.

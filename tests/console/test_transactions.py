@@ -160,7 +160,7 @@ def test_one_transaction_is_told_as_a_story(visitor: Visitor, cluster: ConsoleCl
 def test_a_page_says_that_the_records_of_its_transaction_were_removed(
     visitor: Visitor, sender: Sender, cluster: ConsoleCluster, client: metatxn.Client
 ) -> None:
-    """Whoever has seen it keeps what was seen; whoever comes later is told that this is no fault of the link."""
+    """Anyone who has seen it keeps what was seen; anyone who comes later is told that this is no fault of the link."""
     txn = client.begin(timeout_ms=600_000)
     page = visitor.open(f"/transactions/{txn.id}")
     story = page.get_by_role("list").filter(has_text="Begun")

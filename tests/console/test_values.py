@@ -92,7 +92,7 @@ def test_what_is_no_little_work_is_not_taken_apart() -> None:
 
 
 def test_json_in_columns_is_of_their_types() -> None:
-    """A decimal that was written as a text is a number, and a time has one form, whoever has written it."""
+    """A decimal that was written as a text is a number, and a time has one form, no matter who has written it."""
     fields: list[pa.Field[Any]] = [pa.field("price", pa.decimal128(9, 2)), pa.field("at", pa.timestamp("ms"))]
     written = b'[{"value": {"price": "30.50", "at": "2026-03-02T09:04:00"}}, {"value": {"price": "?", "more": 1}}]'
     frame = Frame(written, PayloadKind.MESSAGES, 2, position=Position(1, 0), publish_ms=0)

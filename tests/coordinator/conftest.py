@@ -149,7 +149,7 @@ async def refusal(verb: Awaitable[object], code: ErrorCode) -> errors.MetatxnErr
 
 
 async def epoch_of(transactions: Transactions, key: str = "k", owner: str | None = None) -> int:
-    """The epoch of a key; whoever asks connects when nobody is connected."""
+    """The epoch of a key; anyone who asks connects when nobody is connected."""
     try:
         return (await transactions.keys.get(key, owner)).epoch
     except errors.MetatxnError:

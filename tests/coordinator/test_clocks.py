@@ -30,7 +30,7 @@ Off = Callable[[int], Transactions]
 
 @pytest.fixture
 def off(truth: MemoryStore, clock: FakeClock) -> Off:
-    """A coordinator whose clock is ahead of the true time by so many milliseconds."""
+    """A coordinator whose clock is ahead of the true time by this many milliseconds."""
     return lambda ahead_ms: Transactions(ShuffledStore(truth, seed=ahead_ms), lambda: clock() + ahead_ms)
 
 
@@ -44,7 +44,8 @@ def sweep(transactions: Transactions) -> TimeoutSweep:
 async def test_never_early_and_hardly_late_while_clocks_differ_by_the_skew(
     off: Off, clock: FakeClock, begun_ahead_ms: int, swept_ahead_ms: int, verb: str
 ) -> None:
-    """Whoever set the deadline, and by which verb: not a millisecond before, and at most twice the skew behind."""
+    """No matter who set the deadline, and by which verb: not a millisecond before, and at most twice the skew
+    behind."""
     owner, sweeper = off(begun_ahead_ms), off(swept_ahead_ms)
     txn_id = await begin(owner, timeout_ms=TIMEOUT_MS)
     if verb != "begin":

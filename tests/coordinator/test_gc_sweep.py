@@ -194,7 +194,7 @@ async def test_a_slice_that_another_sweep_has_deleted_meanwhile_counts_for_that_
 async def test_a_sweep_whose_horizon_others_move_each_time_deletes_nothing(
     transactions: Transactions, gc: GcSweep, clock: FakeClock, truth: MemoryStore, store: FaultyStore
 ) -> None:
-    """It does not try for ever, and the next one goes on."""
+    """It does not try forever, and the next one goes on."""
     txn_id = await begin(transactions)
     await transactions.commit(txn_id)
     clock.now_ms += RETENTION_MS

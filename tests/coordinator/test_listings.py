@@ -279,7 +279,8 @@ async def test_a_page_reads_the_index_once(
 async def test_what_was_decided_last_is_found_without_what_was_decided_before(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, every_ms: int, most: list[int]
 ) -> None:
-    """As long as so many are decided in some minutes; and whatever the clocks say, all of them come in their order."""
+    """As long as this many are decided in some minutes; and whatever the clocks say, all of them come in their
+    order."""
     store = MemoryStore()
     times = [clock() - number * every_ms for number in range(600)]
     keys = [paths.final_state_entry(TxnState.COMMITTED, at_ms, str(TxnId(0, at_ms))) for at_ms in times]

@@ -84,7 +84,7 @@ async def test_too_many_writers_are_refused_before_anything_happens(
 
 
 async def test_the_longest_lists_fit_into_a_header(transactions: Transactions) -> None:
-    """What the bounds let through, every store can hold: else a commit would be refused by the store, for ever."""
+    """What the bounds let through, every store can hold: else a commit would be refused by the store, forever."""
     txn_id = await begin(transactions, owner="é" * 256, properties={f"{n:0256}": "\u2028" * 1024 for n in range(64)})
     names = [f"{n:0195}" for n in range(2_000)]
     await transactions.add_writers(txn_id, names)

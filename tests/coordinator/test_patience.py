@@ -1,4 +1,4 @@
-"""No call tries for ever (issue 17, A4).
+"""No call tries forever (issue 17, A4).
 
 Goal: whatever rivals do, a verb ends, says truthfully whether anything happened, and has cost the store some dozens of
 requests; and it ends at once when nobody waits for its answer any more. Method: a rival that changes, before each of

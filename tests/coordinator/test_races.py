@@ -159,7 +159,7 @@ async def test_prepare_and_connect(rival: Rival) -> None:
 
 
 async def test_delete_against_everyone(rival: Rival) -> None:
-    """Epochs stay unique whoever comes between (the fixture checks what the key holds)."""
+    """Epochs stay unique no matter who comes between (the fixture checks what the key holds)."""
     keys = rival().keys
     await keys.connect("k", ConnectRequest(epoch=-1))
     results = await asyncio.gather(

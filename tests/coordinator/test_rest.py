@@ -92,7 +92,7 @@ async def test_begin_under_a_key(http: httpx.AsyncClient) -> None:
 
 
 async def test_a_key_without_its_epoch_says_what_to_do(http: httpx.AsyncClient) -> None:
-    """Issue 17, A7: it would fence whoever works under the key."""
+    """Issue 17, A7: it would fence the one who works under the key."""
     running = await begin(http, transaction_key="k", epoch=await connected(http))
     for body in ({"transaction_key": "k"}, {"transaction_key": "unused", "version": 1}):
         refused = problem(await http.post("/v1/txns", json=body), ErrorCode.INVALID_ARGUMENT)

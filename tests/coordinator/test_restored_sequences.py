@@ -1,7 +1,7 @@
 """A store whose id sequence has gone back, as one that was restored from a backup (DESIGN §4: ids are never reused).
 
-Goal: whoever is given an id that somebody else is using notices, and takes another one: nobody is answered with a
-transaction that somebody else began, and nobody tries for ever. Method: a coordinator that has survived the restore
+Goal: anyone who is given an id that somebody else is using notices, and takes another one: nobody is answered with a
+transaction that somebody else began, and nobody tries forever. Method: a coordinator that has survived the restore
 begins with the ids of its old block, and the store gives the same block to a second one.
 """
 

@@ -113,7 +113,7 @@ async def test_nobody_waits_long_for_a_store_that_has_been_away(truth: MemorySto
 
 
 async def test_it_is_announced_before_it_reads_the_cluster_version(store: FaultyStore) -> None:
-    """So whoever raises the version meanwhile finds it (DESIGN §12)."""
+    """So the one who raises the version meanwhile finds it (DESIGN §12)."""
     service = CoordinatorService(store, port=0)
     found: list[ProcessRecord] = []
 

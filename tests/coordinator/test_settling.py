@@ -218,7 +218,7 @@ async def test_what_somebody_else_has_created_is_not_taken_for_ours(
 async def test_what_was_written_again_since_is_not_taken_for_ours(
     settling: Settling, store: FaultyStore, truth: MemoryStore, names: Names
 ) -> None:
-    """As a transaction that has ended meanwhile: whoever began it would be told of an open one."""
+    """As a transaction that has ended meanwhile: the one who began it would be told of an open one."""
 
     async def written_again() -> None:
         found = (await truth.get_many(["/n/1/a", "/n/1/b"])).records.values()

@@ -121,7 +121,7 @@ async def test_a_key_holds_what_began_under_it(transactions: Transactions, keys:
 async def test_nobody_begins_without_the_epoch(
     transactions: Transactions, keys: TransactionKeys, store: FaultyStore, used: bool, version: int | None
 ) -> None:
-    """CONTRACT's corrections, the seed: whoever has not connected fences nobody, and takes no key that is free."""
+    """CONTRACT's corrections, the seed: anyone who has not connected fences nobody, and takes no key that is free."""
     if used:
         await connect(keys)
         running = await opened(transactions, epoch=0)
@@ -290,7 +290,7 @@ async def test_a_key_without_sessions_stores_none(
 
 
 async def test_the_last_fenced_sessions_are_remembered(keys: TransactionKeys) -> None:
-    """Bounded, so that a record does not grow for ever."""
+    """Bounded, so that a record does not grow forever."""
     for number in range(FENCED_SESSIONS_KEPT + 2):
         await connect(keys, session=f"run-{number}")
     for number in (1, FENCED_SESSIONS_KEPT):

@@ -247,7 +247,7 @@ def good_page() -> bytes:
 
 
 def check_batch_of_messages(data: bytes) -> None:
-    """As it is, and with a header that fits. What counts as so many messages is read as so many."""
+    """As it is, and with a header that fits. What counts as this many messages is read as that many."""
     body = data[HEADER_OF_BATCH.size :]
     for raw in (data, finished_batch(body, len(data) % 5 + 1, -1, -1)):
         count = answered(ErrorCode.INVALID_ARGUMENT, check_batch, raw)

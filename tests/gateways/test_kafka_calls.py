@@ -195,7 +195,7 @@ def test_what_is_no_batch_of_a_producer_is_refused() -> None:
 
 
 async def test_a_batch_that_counts_too_many_records_is_refused_unseen(gateway: Gateway) -> None:
-    """Whoever reads it makes as many messages, whatever is in it. A client whose batch has so many divides it."""
+    """Anyone who reads it makes as many messages, whatever is in it. A client whose batch has this many divides it."""
     await gateway.create("t")
     for count in (MAX_ENTRY_MESSAGES + 1, (1 << 31) - 1):
         assert await produced(gateway, 8, counting(count)) == (KafkaCode.MESSAGE_TOO_LARGE, -1)
@@ -287,7 +287,7 @@ async def test_a_malformed_frame_closes_its_connection_with_one_line(gateway: Ga
 
 
 def asking_for(topics: int) -> memoryview:
-    """A request for so many topics without a name, in two bytes each."""
+    """A request for this many topics without a name, in two bytes each."""
     body = struct.pack(">hhih", 3, 9, 7, -1) + b"\0" + _uvarint(topics + 1) + b"\1\0" * topics + b"\0\0\0\0"
     return memoryview(bytearray(body))
 

@@ -1,5 +1,5 @@
 """Goal: a topic that Kafka's clients ask to be compacted is compacted: the latest record of each key stays, with its
-offset, and whoever asks for a setting gets it or is refused.
+offset, and anyone who asks for a setting gets it or is refused.
 
 Method: requests given to the listener's handler, and librdkafka; a pass over the policies is `reconcile`, and a ledger
 is closed by hand. DESIGN §5.19, §5.20.

@@ -1,5 +1,5 @@
 """Goal: the members of a consumer group share one generation after the other, each is stored before a member hears of
-it, and whoever is late, fenced or of an earlier generation is told so.
+it, and anyone who is late, fenced or of an earlier generation is told so.
 
 Method: `Coordination` over a store with faults, on a clock that the test drives. DESIGN §5.21.
 """
@@ -38,7 +38,7 @@ class Coordinating:
         return asyncio.create_task(self.groups.join(GROUP, wanted, "c", needs_id=False))
 
     async def until_waiting(self, members: int) -> None:
-        """Until so many members wait for the others."""
+        """Until this many members wait for the others."""
         while GROUP not in self.groups._groups or self.waiting() < members:
             await asyncio.sleep(0)
 

@@ -189,7 +189,7 @@ async def test_a_lost_answer_is_repeated_without_harm(committing: Committing) ->
 
 @pytest.mark.parametrize("commit", [True, False])
 async def test_a_death_between_any_two_steps_leaves_all_or_nothing(commit: bool) -> None:
-    """Two partitions of one transaction; whoever comes later finishes it, and its header can be collected."""
+    """Two partitions of one transaction; anyone who comes later finishes it, and its header can be collected."""
     died, outcomes = True, set()
     for steps in count():
         if not died:

@@ -46,7 +46,7 @@ class Sender:
         return wave
 
     def later(self, count: int, apart_s: float) -> None:
-        """So many batches arrive, one after the other."""
+        """This many batches arrive, one after the other."""
         for number in range(count):
             asyncio.get_running_loop().call_later(apart_s * (number + 1), self.arrive)
 

@@ -1,5 +1,5 @@
 """Goal: the batches of an idempotent producer share answers of the store and syncs, and stand in the order of their
-sequences, whatever fails, and whoever hangs up.
+sequences, whatever fails, and no matter who hangs up.
 
 Method: requests on one connection of the listener, sent before the answers of earlier ones; a device that is slow, or
 full. DESIGN §5.22, rule 6.
@@ -89,7 +89,7 @@ class Batches:
         return [self.send(number) for number in numbers]
 
     async def here(self, count: int) -> None:
-        """Until so many batches have arrived and have no answer."""
+        """Until this many batches have arrived and have no answer."""
         while len(self.sequences._here) < count:
             await asyncio.sleep(0)
 

@@ -41,7 +41,7 @@ class Noting(asyncio.Transport):
 
 
 class Asked:
-    """A connection on which so many requests wait for their answers."""
+    """A connection on which this many requests wait for their answers."""
 
     def __init__(self, count: int) -> None:
         self.transport = Noting()

@@ -2,8 +2,8 @@
 
 A transaction reads the lists of several keys and appends one element each to some of them, all at one moment. Every
 element is appended once to one key, and who appends to a list has read it. So each list that was ever seen tells its
-own history, and nothing needs to be guessed (Kingsbury and Alvaro, "Elle", 2020): version `n` of a key is its first
-`n` elements, and whoever appended element `n` made version `n` out of version `n - 1`. The transactions that must be
+own history, and nothing needs to be guessed (Kingsbury and Alvaro, "Elle", 2020): version `n` of a key is its first `n`
+elements, and the one who appended element `n` made version `n` out of version `n - 1`. The transactions that must be
 before others form a graph:
 
     ww   made the version before        time   had been answered before the other was begun

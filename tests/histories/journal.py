@@ -1,4 +1,4 @@
-"""The lines of all who record a history, in one file, for whoever waits for something in them."""
+"""The lines of all who record a history, in one file, for anyone who waits for something in them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Proxy:
         raise EOFError
 
     def _look_at(self, requests: bytes) -> None:
-        """The part that is awaited is short, and whoever sends it sends it at once: it never comes in two reads."""
+        """The part that is awaited is short, and its sender sends it at once: it never comes in two reads."""
         if self._awaited and self._awaited[0] in requests:
             _, forward, met = self._awaited
             self._awaited = None

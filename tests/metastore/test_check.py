@@ -180,7 +180,7 @@ def _group_damages() -> Iterator[Damage]:
 def _hold_damages() -> Iterator[Damage]:
     hold = {"epoch": 2, "session": "a", "claimed_ms": 1, "until_ms": 5}
     yield Damage("no epoch", {HOLD: packed(hold | {"epoch": 0})}, HOLD, "not valid")
-    yield Damage("held for ever", {HOLD: packed({"epoch": 2, "session": "a"})}, HOLD, "without a time")
+    yield Damage("held forever", {HOLD: packed({"epoch": 2, "session": "a"})}, HOLD, "without a time")
     of_nothing = paths.exclusive_producer("public/default/ghost")
     yield Damage("exclusive producer of nothing", {of_nothing: packed({"epoch": 1})}, of_nothing, "does not exist")
     deleted = {"name": TOPIC, "segments": SEGMENTS, "next_segment": 2, "created_ms": 1, "deleted": True}

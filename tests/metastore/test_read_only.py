@@ -1,4 +1,4 @@
-"""Goal: whoever only looks leaves no trace.
+"""Goal: anyone who only looks leaves no trace.
 
 Method: a store is left behind as a killed process leaves it, with everything that the next one would tidy up. It is
 dumped and checked as `metatxn store` does, and then every byte, revision or znode is what it was.

@@ -1,5 +1,5 @@
 """Goal: nothing is written that a running process might not know, and a process never serves a store that it cannot
-read; whatever order processes start in, and whoever raises the cluster version meanwhile.
+read; whatever order processes start in, and no matter who raises the cluster version meanwhile.
 
 Method: processes that speak different versions, over one store in memory. Their calls take turns in an order that a
 seed decides. Release 0.2.0 is what it leaves in a store, and what it reads there.
@@ -441,7 +441,7 @@ WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
     "LedgerRecord": "bytes last_ms latest_record_ms",  # measured again where they are missing
     "OwnerRecord": "listeners",
     "Prepared": "renewed_ms renewals",  # only shown
-    "ProcessRecord": "service url release speaks",  # for whoever raises the version
+    "ProcessRecord": "service url release speaks",  # for anyone who raises the version
     "SegmentRecord": "created_ms sealed_ms",  # only shown
     "SubscriptionRecord": "deleted_ms",  # it decides only when something is forgotten
     "TopicRecord": "deleted_ms",  # the same
@@ -450,8 +450,8 @@ WITHOUT_MEANING_TO_0_2_0: dict[str, str] = {
 
 
 def test_every_field_of_every_record_has_a_version() -> None:
-    """Whoever adds a field decides here what a process of the release before does with it, which ignores the field, and
-    drops it when it writes the record. If that does harm, it needs a `Feature`, and `form_law` has to know it."""
+    """Anyone who adds a field decides here what a process of the release before does with it, which ignores the field,
+    and drops it when it writes the record. If that does harm, it needs a `Feature`, and `form_law` has to know it."""
     known: dict[str, set[str]] = {}
     for listed in (FIELDS_OF_0_2_0, NEEDS_2, WITHOUT_MEANING_TO_0_2_0):
         for name, fields in listed.items():

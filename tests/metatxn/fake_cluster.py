@@ -78,7 +78,7 @@ class FakeCluster:
         self.transactions: dict[str, dict[str, Any]] = {}
         self.remembered: dict[str, set[str]] = {}
         self.memory = 1000
-        """So many sequences of a producer outside of transactions."""
+        """This many sequences of a producer outside of transactions."""
         self.segments = {"s-0": Segment(0, HASH_RANGE_END)}
         self.version: int | None = 2
         """The cluster version; None: it is of release 0.2.0."""

@@ -177,7 +177,7 @@ def test_call_that_waits_while_another_thread_closes(cluster: FakeCluster) -> No
 
 
 def test_forked_child_is_told(dev: DevServer) -> None:
-    """The thread stays with the parent, so the child would wait for ever; as it would for a lock that another thread of
+    """The thread stays with the parent, so the child would wait forever; as it would for a lock that another thread of
     the parent has. A program of its own: a process of tests has threads and libraries that are not made for a fork."""
     program = f"""
         import os, signal, threading, metatxn

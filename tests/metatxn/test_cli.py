@@ -149,7 +149,7 @@ def test_what_a_client_says_is_no_command_to_the_terminal(cli: Run, ask: Callabl
 
 
 def test_a_prepared_transaction_is_listed_as_such(cli: Run, ask: Callable[..., Any], dev: DevServer) -> None:
-    """Whoever looks for one that hangs sees that its external coordinator has to be asked."""
+    """Anyone who looks for one that hangs sees that its external coordinator has to be asked."""
     owner = uuid.uuid4().hex
     open_, prepared = [ask("txn", "begin", *PATIENT, "--owner", owner)["txn_id"] for _ in range(2)]
     assert httpx.post(f"{dev.coordinator_url}/v1/txns/{prepared}/prepare", timeout=60).status_code == 200
@@ -523,7 +523,7 @@ def test_states_in_either_case(cli: Run, state: str) -> None:
 
 
 def test_a_key_needs_its_epoch(ask: Callable[..., Any], cli: Run) -> None:
-    """Else whoever typed it would fence the job that works under the key; taking over has a verb of its own."""
+    """Else the one who typed it would fence the job that works under the key; taking over has a verb of its own."""
     key = f"key {uuid.uuid4().hex[:12]}"
     assert ask("key", "connect", key)["epoch"] == 0
     running = ask("txn", "begin", *PATIENT, "--key", key, "--epoch", "0")["txn_id"]

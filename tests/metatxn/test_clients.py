@@ -268,7 +268,7 @@ INSIDE = {
 
 
 def test_both_have_the_same_methods() -> None:
-    """Whoever adds a method to one is told to add it to the other."""
+    """Anyone who adds a method to one is told to add it to the other."""
     for blocking, asynchronous in ASYNCHRONOUS.items():
         missing = {name for name in dir(asynchronous) if not name.startswith("_")} - set(dir(blocking)) - INSIDE
         assert not missing, f"{blocking.__name__} lacks {', '.join(missing)}"

@@ -1,4 +1,4 @@
-"""Goal: however many calls are made at once, they go through in order, so many at a time and no more. What waits for
+"""Goal: however many calls are made at once, they go through in order, this many at a time and no more. What waits for
 its turn uses up nobody's time, and what was never sent is never an unknown outcome.
 
 Method: the simulator's event loop, whose time jumps, in front of a fake cluster that takes a second for each answer;

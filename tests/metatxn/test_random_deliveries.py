@@ -154,7 +154,7 @@ class Story:
 
 class Changing(FakeCluster):
     """Every request with entries takes its time to arrive, and meets the next of some faults; so do single entries of a
-    group. So many entries are `refused` for good."""
+    group. This many entries are `refused` for good."""
 
     def __init__(self, random: Random, refusals: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Goal: what a program puts off comes again when it is due, exactly once, and is given up after so many times.
+"""Goal: what a program puts off comes again when it is due, exactly once, and is given up after this many times.
 
 Method: the blocking client and a development server.
 """

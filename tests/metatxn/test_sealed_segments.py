@@ -182,7 +182,7 @@ def test_table_written_during_a_merge() -> None:
 
 
 def test_sealed_for_good_and_made_again() -> None:
-    """What a producer has learned of segments that have ended is not believed for ever: the topic may be another."""
+    """What a producer has learned of segments that have ended is not believed forever: the topic may be another."""
     cluster = FakeCluster()
     cluster.segments["s-0"].ended = True
     with cluster.client() as client:

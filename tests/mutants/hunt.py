@@ -178,7 +178,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 
 def _first_to_fail(copy: Path, tests: tuple[str, ...], at_most_s: int) -> str | None:
     """None when all pass or are not there, or, of tests that are only looked through, none has failed within
-    `at_most_s`. One that waits for ever fails after half of that; if it cannot even be stopped then, the first of the
+    `at_most_s`. One that waits forever fails after half of that; if it cannot even be stopped then, the first of the
     tests that have to fail is named. Nothing that they have started stays behind, whatever a mutant does to those who
     stop it."""
     patience = ("--timeout", str(at_most_s // 2), "--timeout-method", "signal")

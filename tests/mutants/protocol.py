@@ -270,7 +270,7 @@ PROTOCOL = (
     ),
     Mutant(
         "snapshot-without-catching-up",
-        "7: whoever reads a snapshot first closes what was decided before it",
+        "7: anyone who reads a snapshot first closes what was decided before it",
         "participants/segment/reading.py",
         "        while any(t.decision is not None and not t.released for t in self._segment.buffer.tracked()):",
         "        while False:",
@@ -452,7 +452,7 @@ PROTOCOL = (
     ),
     Mutant(
         "key-without-epoch-is-current",
-        "5.15: whoever begins under a key has connected, and knows its epoch",
+        "5.15: anyone who begins under a key has connected, and knows its epoch",
         "coordinator/transactions.py",
         '        raise invalid_field("epoch", "a begin under a transaction key needs the key\'s epoch", '
         "action=_CONNECT_FIRST)\n",

@@ -41,7 +41,7 @@ def _faster(expression: str, shorter: int) -> str:
 
 class Prometheus:
     """Scrapes `targets`, by job the addresses of instances by their names, as `ops/prometheus/prometheus.yml` says, but
-    every second. With `slower` that and the times of the rules are so many times as long."""
+    every second. With `slower` that and the times of the rules are this many times as long."""
 
     def __init__(self, directory: Path, targets: Mapping[str, Mapping[str, str]], slower: int = 1) -> None:
         self._directory = directory

@@ -258,7 +258,7 @@ async def test_b14_a_write_into_a_transaction_of_another_is_refused(
 async def test_b14_an_id_that_was_foreseen_is_of_no_use(
     callers: dict[str, Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids follow one another. Whoever writes into the next one must not get in when it begins at that very moment:
+    """Ids follow one another. Anyone who writes into the next one must not get in when it begins at that very moment:
     here the begin falls between the broker's look at the header and everything after it. Looks at other headers, in the
     background, do not count."""
     root, other = callers["root"], callers["produce"].broker

@@ -69,7 +69,7 @@ def test_the_commands_of_metatxn_beside_them_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_kind_of_record_is_explained(path: Path) -> None:
-    """Whoever meets a key finds on the page whether it may be deleted."""
+    """Anyone who meets a key finds on the page whether it may be deleted."""
     kinds = [value for name, value in vars(paths).items() if name.isupper() and value.startswith("/")]
     assert paths.HEADERS in kinds
     page = path.read_text()

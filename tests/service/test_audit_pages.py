@@ -1,5 +1,5 @@
-"""Goal: the audit log is read back line by line, the latest first, whatever stands between the lines and whoever writes
-meanwhile.
+"""Goal: the audit log is read back line by line, the latest first, whatever stands between the lines and no matter who
+writes meanwhile.
 
 Method: files that are written here, and pages of every size.
 """

@@ -127,7 +127,7 @@ def requests() -> Iterator[tuple[bytes, tuple[str, str, bytes]]]:
 
 @pytest.mark.parametrize("longest", [1, 97, 1 << 20])
 async def test_what_is_heard_is_what_was_sent(longest: int) -> None:
-    """All on one connection, without waiting for answers, in pieces of up to so many bytes."""
+    """All on one connection, without waiting for answers, in pieces of up to this many bytes."""
     echo, randomness = Echo(), random.Random(longest)
     sent, said = zip(*requests(), strict=True)
     stream = b"".join(sent)

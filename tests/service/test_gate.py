@@ -251,7 +251,7 @@ async def test_too_many_and_too_large_headers_are_431(serve: Callable[..., Serve
     ],
 )
 async def test_a_head_without_end_is_cut_off(serve: Callable[..., Served], endless: tuple[bytes, bytes]) -> None:
-    """The parser would collect it for ever. What the kernel buffers on both sides comes on top of our bound."""
+    """The parser would collect it forever. What the kernel buffers on both sides comes on top of our bound."""
     first, chunk = endless
     async with serve() as http, raw(http) as caller, asyncio.timeout(60):
         caller.send(first)
@@ -279,7 +279,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
 async def test_a_client_that_takes_nothing_of_its_answer_is_cut(
     serve: Callable[..., Served], handler: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer holds memory. Whether it takes none or only the beginning, the rest does not wait for ever."""
+    """Its answer holds memory. Whether it takes none or only the beginning, the rest does not wait forever."""
     monkeypatch.setattr(server, "STALL_S", 0.1)
     async with serve() as http, raw(http) as lazy:
         lazy.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -378,7 +378,7 @@ def test_a_bucket_fills_with_time_and_never_over_the_brim() -> None:
 
 
 def test_a_million_addresses_do_not_fill_the_memory() -> None:
-    """And whoever is refused does not become free by others' passing."""
+    """And anyone who is refused does not become free by others' passing."""
     rate = RateLimit(1)
     granted = 0
     for n in range(3 * RateLimit.MAX_CALLERS):

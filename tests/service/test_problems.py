@@ -29,7 +29,7 @@ def test_nobody_is_told_to_abort_what_is_decided(state: TxnState) -> None:
 
 
 def test_a_refusal_of_a_part_says_nothing_of_the_whole() -> None:
-    """Whoever believes that nothing was done would do all of it again."""
+    """Anyone who believes that nothing was done would do all of it again."""
     refused = errors.TransactionConflict("the second of two messages is held by another transaction")
     assert refused.definite and problem_of(refused).definite
     assert not refused.not_definite().definite and not problem_of(refused.not_definite()).definite

@@ -152,7 +152,7 @@ def about(limit: float) -> Any:
 
 
 def test_the_parts_add_up_to_the_quota() -> None:
-    """Whoever computes them; nobody's is 0, and who wants less does not cost the others anything."""
+    """No matter who computes them; nobody's is 0, and who wants less does not cost the others anything."""
     random = Random(1)
     for _ in range(500):
         uses = [

@@ -1,4 +1,4 @@
-"""Goal: an answer that comes late has a line in the log, whoever asks, and a flood of them has few.
+"""Goal: an answer that comes late has a line in the log, no matter who asks, and a flood of them has few.
 
 Method: an application whose endpoints move the clock of its metrics, called in-process.
 """

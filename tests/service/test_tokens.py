@@ -254,7 +254,7 @@ def test_what_is_told_of_accepted_tokens_lets_nobody_in(tmp_path: Path) -> None:
 
 
 def test_a_remembered_token_ends_with_its_time(tmp_path: Path) -> None:
-    """Remembering a verified signature must not make a token live for ever."""
+    """Remembering a verified signature must not make a token live forever."""
     path, now = tmp_path / "keys.pem", [0.0]
     path.write_bytes(public_pem(EC_KEY))
     tokens = SignedTokens(path, now=lambda: now[0])
@@ -267,7 +267,7 @@ def test_a_remembered_token_ends_with_its_time(tmp_path: Path) -> None:
 
 
 def test_no_more_tokens_are_remembered_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may sign could fill it; one that was forgotten is verified once more."""
+    """Anyone who may sign could fill it; one that was forgotten is verified once more."""
     monkeypatch.setattr(signed_tokens, "REMEMBERED", 2)
     tokens = verifier(tmp_path, ED_KEY)
     all_of_them = [signed(ED_KEY, "EdDSA", sub=f"service-{number}") for number in range(4)]

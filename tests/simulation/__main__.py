@@ -100,8 +100,8 @@ def _add_all(record: Record, place: Path, workers: int, *, keep_going: bool) -> 
 
 
 def _results(record: Record, workers: int) -> Generator[Result, None, None]:
-    """In the order of the seeds, whoever has run them. The processes are forked, so that all of them run the source as
-    it is now."""
+    """In the order of the seeds, no matter who has run them. The processes are forked, so that all of them run the
+    source as it is now."""
     with ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_prepare_worker) as pool:
         try:
             yield from pool.map(partial(run_seed, workload=record.workload), record.left)

@@ -16,7 +16,7 @@ from unittest import mock
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """Whoever starts a thread is told that it would run when it likes."""
+    """Anyone who starts a thread is told that it would run when it likes."""
     with mock.patch.object(threading.Thread, "start", side_effect=AssertionError("a thread in a simulation")):
         yield
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Stuck(Exception):
-    """Nothing is ready and no timer runs: whoever is awaited will never answer."""
+    """Nothing is ready and no timer runs: anyone who is awaited will never answer."""
 
 
 class _Numbered:
@@ -90,7 +90,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
                 result, error = call(*args), None
             except Died:
                 return
-            except Exception as raised:  # noqa: BLE001 - whoever waits hears of it
+            except Exception as raised:  # noqa: BLE001 - the one who waits hears of it
                 result, error = None, raised
             self.call_later(self._thread_delay_s(), _resolve, future, result, error)
 
@@ -166,7 +166,8 @@ class SimulationLoop(asyncio.BaseEventLoop):
     # -- the end of a seed -------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Close what never ended: tasks of dead processes, servers, whoever still waits. Nothing of it runs again."""
+        """Close what never ended: tasks of dead processes, servers, anyone who still waits. Nothing of it runs
+        again."""
         # A `finally` that asks for a loop gets none: where none has been yet, asyncio makes one, which nobody closes.
         asyncio.set_event_loop(None)
         self._ready.clear()

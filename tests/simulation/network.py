@@ -219,4 +219,4 @@ def _give(answer: asyncio.Future[Answer], given: Answer) -> None:
 def _fail(answer: asyncio.Future[Answer], error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
-        answer.exception()  # seen: whoever asked may be dead
+        answer.exception()  # seen: the one who asked may be dead

@@ -66,4 +66,4 @@ class Process:
 
 
 CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
-"""None: the world itself (the servers of the store, the network, whoever makes the faults). It never dies."""
+"""None: the world itself (the servers of the store, the network, what makes the faults). It never dies."""

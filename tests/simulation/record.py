@@ -4,9 +4,8 @@
     build/simulation/record.json      the latest one that came to its end
     build/simulation/record.md        … as the tables of docs/simulation.md
 
-Seeds are added in their order, whoever has run them. So a run is the same with any number of workers, and in any number
-of pieces: one digest tells all of its traces.
-"""
+Seeds are added in their order, no matter who has run them. So a run is the same with any number of workers, and in any
+number of pieces: one digest tells all of its traces."""
 
 from __future__ import annotations
 

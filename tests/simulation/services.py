@@ -84,7 +84,7 @@ class InProcessServer(HttpServer):
         return self._base
 
     def bind(self) -> None:
-        """The place is free: whoever had it has died."""
+        """The place is free: the one who had it has died."""
 
     async def start(self) -> None:
         self._network.listen(self._base, self._process, self._app)

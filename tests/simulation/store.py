@@ -286,7 +286,7 @@ class _Call(Generic[T]):
     def _fail(self, error: MetastoreError) -> None:
         if not self.reply.done():
             self.reply.set_exception(error)
-            self.reply.exception()  # seen: whoever asked may be dead
+            self.reply.exception()  # seen: the one who asked may be dead
 
 
 class SimulatedStore(StoredIndexes):
@@ -402,7 +402,7 @@ class SimulatedWatch(Watch):
             again, self._repeat = self._repeat, None
             return again
         while True:
-            if self._arriving is None:  # else whoever waited for it was cancelled
+            if self._arriving is None:  # else the one who waited for it was cancelled
                 self._arriving = await anext(self._feed)
             await asyncio.sleep(self._faults.delay_s("watch_slow", 0.001, 8.0))
             while silent_s := self._server.silent_s(self._owner):

@@ -698,7 +698,7 @@ LIES: dict[str, list[Lie]] = {
     "snapshot sums": [half_a_snapshot],
     "order": [out_of_order],
     "ends are idempotent": [opposite_end_answered, refused_and_done, other_writers_remembered],
-    "no request tries for ever": [endless_request, request_that_is_overtaken_for_ever],
+    "no request tries forever": [endless_request, request_that_is_overtaken_for_ever],
     "no client stays with who cannot serve": [client_that_stays],
     "acknowledged exactly when there is an output": [
         *(input_without_output, letter_again, delivered_after_all),

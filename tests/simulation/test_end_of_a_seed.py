@@ -1,7 +1,7 @@
 """Goal: what is asked at the end of a seed, and needs no history, finds its lie too: that nothing hangs, and that
 nothing of a transaction is left in memory.
 
-Method: a world in which somebody waits for ever, and a service that remembers. What else is asked then is shown its lie
+Method: a world in which somebody waits forever, and a service that remembers. What else is asked then is shown its lie
 by mutants: `resync-without-listing` (what a watch has fed is what a scan finds), `gc-without-empty-check` and
 `deadline-entry-stays` (the store drains).
 """

@@ -1,6 +1,6 @@
-"""Goal: the end of a seed leaves nothing open that a later test, or whoever runs the next seed, would meet.
+"""Goal: the end of a seed leaves nothing open that a later test, or anyone who runs the next seed, would meet.
 
-Method: a task of a loop that ends waits for ever, and asks for an event loop on its way out, as `asyncio.gather` does.
+Method: a task of a loop that ends waits forever, and asks for an event loop on its way out, as `asyncio.gather` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from tests.simulation.world import World
 
 @pytest.fixture
 def fresh_process() -> Iterator[None]:
-    """The main thread is as in a process that has not had an event loop: asyncio makes one for whoever asks first."""
+    """The main thread is as in a process that has not had an event loop: asyncio makes one for anyone who asks
+    first."""
     policy = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
     yield

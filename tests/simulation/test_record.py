@@ -34,7 +34,7 @@ def record(*results: Result) -> Record:
 
 
 def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
-    """Whoever has run a seed, and with whatever hashes; what was kept on the way is gone."""
+    """No matter who has run a seed, and with whatever hashes; what was kept on the way is gone."""
 
     def run_with(workers: int) -> Path:
         kept = tmp_path / str(workers)

@@ -1,4 +1,5 @@
-"""Goal: what the example's job has acknowledged of its input is exactly what it has made something of, whoever dies.
+"""Goal: what the example's job has acknowledged of its input is exactly what it has made something of, no matter who
+dies.
 
 Method: the example as its user starts it. In `make test-all` its driver is killed with SIGKILL in the middle of a
 batch, and another one right behind a commit. The demo (`tests/test_demo.py`) always has both, and the failure matrix

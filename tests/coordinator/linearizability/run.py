@@ -40,7 +40,7 @@ class Deployment:
 
 
 async def run(deployment: Deployment, path: Path, *, answers: int) -> list[Call]:
-    """All calls of all clients, who have had so many answers or more; the history is left behind at `path`."""
+    """All calls of all clients, who have had this many answers or more; the history is left behind at `path`."""
     dice, stop, known = random.Random(1), asyncio.Event(), Known()
     with path.open("wb") as file:
         journal = Journal(file)

@@ -8,7 +8,7 @@ everything, and the whole history must have an order in which one coordinator al
 `verdict`; scenarios K86-K88, X112).
 
 There are 1,500 answers and half of the faults, and 3,000 and all of them in `make test-all`.
-`METATXN_LINEARIZABLE_ROUNDS` repeats the faults so many times. The history stays behind in the directory of the test.
+`METATXN_LINEARIZABLE_ROUNDS` repeats the faults this many times. The history stays behind in the directory of the test.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Is a history what one coordinator would have told? Every way in which it is not, with the evidence.
 
 families     each key with its transactions, and each transaction without a key, is linearizable
-decisions    whoever is told of a decided transaction is told the very same of it
+decisions    anyone who is told of a decided transaction is told the very same of it
 
 Some answers are made of two moments, and are judged as two calls in the same time. Begin and connect answer what they
 find afterwards when a reply was lost inside. What connect and delete say they have aborted must be fenced when they
@@ -27,7 +27,7 @@ from tests.histories.calls import Call, Outcome
 from tests.histories.linearizable import not_linearizable
 
 STORE_AWAY = "store away"
-"""The verb of whoever takes the store away, from before until after."""
+"""The verb that takes the store away, from before until after."""
 SENT_AS_NEW = ("keep-alive", "connect", "delete")
 
 

@@ -20,7 +20,7 @@ from metatxn_gateways.pulsar.commands import MessageMetadata, SingleMessageMetad
 from metatxn_gateways.pulsar.readers import EARLIEST, LATEST
 
 PATIENCE_S = 20
-"""Whoever waits longer has failed."""
+"""Anyone who waits longer has failed."""
 EARLIEST_ID = {"ledger_id": EARLIEST, "entry_id": EARLIEST}
 LATEST_ID = {"ledger_id": LATEST, "entry_id": LATEST}
 
@@ -181,7 +181,7 @@ class PulsarClient:
         self.send("send", content, producer_id=number, sequence_id=sequence, **fields)
 
     async def receipts(self, count: int) -> list[tuple[int, int]]:
-        """The positions of so many sends."""
+        """The positions of this many sends."""
         found = [(await self.next("send_receipt")).message_id for _ in range(count)]
         return [(each.ledger_id, each.entry_id) for each in found]
 

@@ -467,7 +467,7 @@ async def test_the_last_message_is_told_to_every_consumer(gateway: PulsarGateway
 
 
 async def test_the_last_message_is_one_that_can_be_read_after_compaction_too(gateway: PulsarGateway) -> None:
-    """It was a deletion, and is gone: a reader that reads up to it would wait for ever."""
+    """It was a deletion, and is gone: a reader that reads up to it would wait forever."""
     (segment_id,) = await gateway.create("t")
     answer = await gateway.http.patch("/v1/topics/t", json={"cleanup": "compact", "delete_retention_ms": 0})
     assert answer.status_code == 200, answer.text

@@ -88,7 +88,7 @@ class Deaf:
         await asyncio.get_running_loop().sock_sendall(self._socket, sized)
 
     async def read_all(self, size: int) -> None:
-        """Read so many bytes."""
+        """Read this many bytes."""
         while size > 0:
             size -= len(await asyncio.get_running_loop().sock_recv(self._socket, 1 << 20))
 

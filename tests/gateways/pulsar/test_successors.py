@@ -1,5 +1,5 @@
-"""Goal: stream consumers process each message in one committed transaction, and those of a key in their order, whoever
-of them dies inside a transaction, while the topic is split and merged and the broker is killed.
+"""Goal: stream consumers process each message in one committed transaction, and those of a key in their order, no
+matter which of them dies inside a transaction, while the topic is split and merged and the broker is killed.
 
 Method: a small client of the protocol that does what a V5 program has to do, over loopback against a broker in this
 process; a seed draws what befalls it. A transaction that a dead program has left open is aborted later, in place of its

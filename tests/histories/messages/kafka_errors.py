@@ -1,7 +1,7 @@
 """Clients of Kafka are told nothing that those who keep the rules are never told, and a transactional producer is
 fenced only by another one with the same id, or because its transaction has timed out.
 
-Whoever is told that something may succeed later, or that a group has another generation, needs no reason.
+Anyone who is told that something may succeed later, or that a group has another generation, needs no reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Members of a group of Kafka's clients write what they make of a partition to one partition of the outputs: there it
-is in the order of the inputs, whoever of them had the partition when. The key of a message is its partition. So are the
-outputs of a key of Pulsar's stream consumers in the order of its inputs, also over splits and merges."""
+is in the order of the inputs, no matter which of them had the partition when. The key of a message is its partition. So
+are the outputs of a key of Pulsar's stream consumers in the order of its inputs, also over splits and merges."""
 
 from __future__ import annotations
 

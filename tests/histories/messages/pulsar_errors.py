@@ -1,7 +1,7 @@
 """Clients of Pulsar's are told nothing that those who keep the rules are never told. That a transaction is over they
 are told only if they have ended it before, or if its time was over.
 
-Whoever is told that something may succeed later needs no reason. Nor does a commit that its client refuses, because
+Anyone who is told that something may succeed later needs no reason. Nor does a commit that its client refuses, because
 something of the transaction has failed: acknowledgements are no calls of the history.
 """
 

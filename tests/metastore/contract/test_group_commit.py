@@ -39,7 +39,7 @@ async def test_one_that_loses_does_not_touch_its_neighbours(store: MetadataStore
 
 
 async def test_a_refusal_is_of_a_revision_at_which_its_record_was_there(store: MetadataStore) -> None:
-    """A neighbour behind it may write that very record: whoever goes on from that revision must hear of it."""
+    """A neighbour behind it may write that very record: anyone who goes on from that revision must hear of it."""
     await store.apply(store.batch().put("/a", b"1"))
     batches = [store.batch().check(Absent("/a")).put("/b", b""), store.batch().put("/a", b"2")]
     refused, applied = await together(store, batches)

@@ -1,6 +1,6 @@
 """Goal: reads are linearizable, come from one revision, and are in the order of UTF-8 bytes.
 
-Method: exact listings of hand-made records, and a token that a writer moves between keys in one apply: whoever reads
+Method: exact listings of hand-made records, and a token that a writer moves between keys in one apply: anyone who reads
 two states at once sees no token or two.
 """
 
@@ -185,7 +185,7 @@ async def test_other_work_has_its_turn_while_each_record_is_read(store: Metadata
     taken = [turns async for _ in store.each(keys)]
     working.cancel()
     most = max(taken.count(turn) for turn in set(taken))
-    assert len(set(taken)) > 5 and most <= 200, "so many records in one turn"
+    assert len(set(taken)) > 5 and most <= 200, "this many records in one turn"
 
 
 async def test_who_stops_early_reads_no_more(store: MetadataStore) -> None:

@@ -1,6 +1,6 @@
 """Goal: a watch tells every change once and in order, or says `Resync`; never a silent gap.
 
-Two promises. *Every* watch: whoever replays it, and reads again after each `Resync`, never goes back, and arrives at
+Two promises. *Every* watch: anyone who replays it, and reads again after each `Resync`, never goes back, and arrives at
 the last state of each key; changes may collapse (scenario 104). Only one that *tells every change*
 (`where_every_change_is_told`): each apply is one item, and behind a listing there is no `Resync` without a cause.
 

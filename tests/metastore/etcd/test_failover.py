@@ -74,7 +74,7 @@ class Writers:
                 self.answers[key] = error
 
     async def more(self, count: int = 50) -> None:
-        """Return when so many more applies have been successful: writing goes on."""
+        """Return when this many more applies have been successful: writing goes on."""
         goal = count + sum(isinstance(answer, Applied) for answer in self.answers.values())
         while sum(isinstance(answer, Applied) for answer in self.answers.values()) < goal:
             self._written.clear()

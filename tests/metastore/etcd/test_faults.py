@@ -33,7 +33,7 @@ class Ledger:
     written: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     async def more(self, count: int) -> None:
-        """Wait for so many acknowledged applies from now on."""
+        """Wait for this many acknowledged applies from now on."""
         while not self.written.locked():
             await self.written.acquire()
         for _ in range(count):

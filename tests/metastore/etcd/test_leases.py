@@ -136,7 +136,7 @@ async def test_a_put_that_arrives_late_takes_nothing_from_somebody_else(
 
 
 async def test_a_key_that_somebody_keeps_writing_is_given_up(etcd_server: EtcdServer, open_store: OpenStore) -> None:
-    """Rather than trying for ever: nothing promises that the other one ever stops."""
+    """Rather than trying forever: nothing promises that the other one ever stops."""
     store = await open_store(etcd_server)
     real = store._connection.kv.Txn
 

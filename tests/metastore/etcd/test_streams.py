@@ -25,7 +25,7 @@ TURNS = (0, 1, 2, 6)
 
 
 def closed_after(store: EtcdStore, turns: int, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes streams. The channels of the first one are closed after so many turns."""
+    """Makes streams. The channels of the first one are closed after this many turns."""
     first, closing = True, list[asyncio.Task[None]]()
 
     async def close() -> None:

@@ -16,7 +16,7 @@ ANSWERS_BETWEEN_FAULTS = (200, 600)
 
 
 async def run(deployment: Deployment, path: Path, *, answers: int, rounds: int = 1) -> list[Call]:
-    """All calls of all clients, who have had so many answers or more; the history is left behind at `path`."""
+    """All calls of all clients, who have had this many answers or more; the history is left behind at `path`."""
     with path.open("wb") as file:
         history = Journal(file)
         recorder = Recorder(history.take, "here", time.monotonic_ns)

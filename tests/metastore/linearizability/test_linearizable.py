@@ -2,12 +2,12 @@
 
 Method: many clients, in two processes, call without pause and write down what they ask and are told, while the server
 is killed and started again, or frozen until somebody has waited in vain, and while the other process is killed and
-started again. Each fault comes after so many answers. What timed out, and what a killed process had asked, is
+started again. Each fault comes after this many answers. What timed out, and what a killed process had asked, is
 unknown: it may have happened, or may at any later time, or never; all other errors say that nothing happened, and are
 held to it. At the end one more client reads everything, and the whole history must have an order (see `verdict`).
 
 There are 1,000 answers and half of the faults; in `make test-all` there are 4,000 and all of them.
-`METATXN_LINEARIZABLE_ROUNDS` repeats the faults so many times. The history stays behind in the directory of the test.
+`METATXN_LINEARIZABLE_ROUNDS` repeats the faults this many times. The history stays behind in the directory of the test.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Journal:
             self.unknown += 1
 
     async def more(self, count: int) -> None:
-        """Until so many more applies were answered."""
+        """Until this many more applies were answered."""
         goal = self.answers + count
         while self.answers < goal:
             self._news.clear()

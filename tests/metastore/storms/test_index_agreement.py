@@ -1,4 +1,4 @@
-"""Goal: index entries and records never disagree, whoever dies in the middle of whatever.
+"""Goal: index entries and records never disagree, no matter who dies in the middle of whatever.
 
 Method: a process writes indexed records from many tasks: items whose entries move at every write, and whole lives of
 transactions (begin, operations, keep-alive, prepare, decision, timeout, cleanup, collection). It is killed with -9
@@ -63,7 +63,7 @@ class Process:
         return cls(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY))
 
     async def answers(self, count: int) -> None:
-        """Until so many more applies were answered."""
+        """Until this many more applies were answered."""
         assert self._process.stdout is not None
         for _ in range(count):
             assert await self._process.stdout.readline(), "the hammer has ended by itself"

@@ -175,7 +175,8 @@ async def test_no_loss_behind_a_new_session_costs_the_record(
 async def test_a_record_that_nobody_has_cleaned_up_is_known_as_ours(
     zookeeper_server: ZooKeeperServer, open_store: OpenStore, fault: str
 ) -> None:
-    """Otherwise it depends on who is quicker: the holder that tries again, or whoever cleans up behind its session."""
+    """Otherwise it depends on who is quicker: the holder that tries again, or the process that cleans up behind its
+    session."""
     observer, store = await observed(zookeeper_server, open_store)
     ephemerals = store._ephemerals
     assert ephemerals is not None and observer._ephemerals is not None

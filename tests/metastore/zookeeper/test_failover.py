@@ -63,7 +63,7 @@ async def test_reads_writes_and_watches_go_on_without_any_one_server(ensemble: Z
                 answers[key] = error
 
     async def more() -> None:
-        """Until so many more applies have been successful."""
+        """Until this many more applies have been successful."""
         goal = 50 + sum(isinstance(answer, Applied) for answer in answers.values())
         while sum(isinstance(answer, Applied) for answer in answers.values()) < goal:
             written.clear()

@@ -1,4 +1,4 @@
-"""Goal: a server that dies, freezes or forgets the session costs time, never the truth, and no call waits for ever.
+"""Goal: a server that dies, freezes or forgets the session costs time, never the truth, and no call waits forever.
 
 Method: a real server is killed and frozen under load. Every answer is compared with what it holds at the end, and a
 cache that only a watch feeds with a full scan.
@@ -278,7 +278,7 @@ async def test_answers_and_cache_are_true_after_many_deaths(own_server: ZooKeepe
                 answers[key] = error
 
     async def answered(count: int) -> None:
-        """Until so many more applies were successful."""
+        """Until this many more applies were successful."""
         goal = count + sum(isinstance(answer, Applied) for answer in answers.values())
         while sum(isinstance(answer, Applied) for answer in answers.values()) < goal:
             await reader.current_revision()

@@ -67,7 +67,7 @@ async def test_idle_logs_are_removed_and_their_clients_begin_new_ones(
         await remove_idle(remover)
         assert await logs(remover) == {}
         applied = await writer.apply(writer.batch().put("/a", b"1"))
-        assert (await anext(watch)).revision == applied.revision, "whoever was up to date has missed nothing"
+        assert (await anext(watch)).revision == applied.revision, "anyone who was up to date has missed nothing"
     after_that = await logs(remover)
     assert list(after_that.values()) == [1] and after_that.keys().isdisjoint(before_that)
     async with remover.watch("/", start) as watch:

@@ -2,7 +2,7 @@
 
 Method: real servers with certificates made for the test, in Debian's version and in that of pyspark; everything is
 opened by URL, as a user would. Users are those of the scheme `digest`: nobody has to be registered, a znode belongs
-to whoever made it.
+to the one who made it.
 """
 
 from __future__ import annotations

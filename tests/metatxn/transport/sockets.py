@@ -78,7 +78,7 @@ class Sockets(Dialer):
         connection.connection_made(self.opened[-1])
 
     async def sent(self, count: int = 1) -> Socket:
-        """The socket opened last, once so many requests were written to it."""
+        """The socket opened last, once this many requests were written to it."""
         while not self.opened or len(self.opened[-1].sends) < count:
             await asyncio.sleep(0)
         return self.opened[-1]

@@ -155,7 +155,7 @@ CLIENT = (
     ),
     Mutant(
         "calls-at-once-unbounded",
-        "so many calls are on their way at once",
+        "this many calls are on their way at once",
         _HTTP,
         "asyncio.Semaphore(MAX_ON_THEIR_WAY)",
         "asyncio.Semaphore(1 << 30)",

@@ -161,7 +161,7 @@ CONSUMERS = (
     ),
     Mutant(
         "nobody-is-told-of-what-another-one-leaves",
-        "5.10: whoever waits is told of what is due, though another consumer has taken the first of it",
+        "5.10: anyone who waits is told of what is due, though another consumer has taken the first of it",
         _DISPATCH,
         "            if self._deliveries.become_due(self._segment.clock()):\n"
         "                self._segment.changed.notify()  # they may be more than this consumer takes\n",

@@ -356,7 +356,7 @@ COORDINATOR = (
     ),
     Mutant(
         "dead-share-is-nobodys",
-        "what is overdue is swept by whoever sees it: its process may be frozen",
+        "what is overdue is swept by anyone who sees it: its process may be frozen",
         "coordinator/timeout_sweep.py",
         "if row.at_ms <= overdue_ms or share(row.txn_id)]",
         "if share(row.txn_id)]",

@@ -154,7 +154,7 @@ DROPPING = (
     ),
     Mutant(
         "bytes-go-before-readers-know",
-        "5.18: readers pass over a ledger before its bytes are deleted, whoever deletes them",
+        "5.18: readers pass over a ledger before its bytes are deleted, no matter who deletes them",
         _TRIMMING,
         "    segment.recorded(record, stored.version)  # the answer to what put them there may be on its way: readers "
         "come first\n",

@@ -63,7 +63,7 @@ GATEWAYS = (
     ),
     Mutant(
         "entry-that-counts-what-it-likes",
-        "11: an entry counts at most so many messages as it may have, whoever sent it",
+        "11: an entry counts at most as many messages as it may have, no matter who sent it",
         "participants/segment/publishing.py",
         "    if entry.count > MAX_ENTRY_MESSAGES and entry.kind not in (PayloadKind.ARROW, PayloadKind.BYTES):\n",
         "    if False:\n",

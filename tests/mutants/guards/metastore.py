@@ -72,7 +72,7 @@ METASTORE = (
     ),
     Mutant(
         "restored-store-not-marked",
-        "whoever sees that a store went back tells those who cannot",
+        "anyone who sees that a store went back tells those who cannot",
         _INCARNATION,
         "            await self._mark(how)\n",
         "            pass\n",

@@ -383,7 +383,7 @@ PARTICIPANTS = (
     ),
     Mutant(
         "by-key-without-a-bound",
-        "5.10: so many messages of a segment are read ahead by key",
+        "5.10: this many messages of a segment are read ahead by key",
         "participants/subscription/keyed_deliveries.py",
         "        return len(self._ahead) >= LOOK_AHEAD\n",
         "        return False\n",
@@ -735,7 +735,7 @@ PARTICIPANTS = (
     ),
     Mutant(
         "decisions-unbounded",
-        "so many final headers are remembered and no more",
+        "this many final headers are remembered and no more",
         "participants/txn/header_mirror.py",
         "if len(self._decided) > KEPT_DECISIONS:",
         "if len(self._decided) < 0:",
@@ -743,7 +743,7 @@ PARTICIPANTS = (
     ),
     Mutant(
         "closed-segment-follows-on",
-        "a segment that was closed follows nothing: the mirror would keep it for ever",
+        "a segment that was closed follows nothing: the mirror would keep it forever",
         "participants/txn/header_mirror.py",
         "        if not self._closed:\n",
         "        if self._mirror:\n",
@@ -766,7 +766,7 @@ PARTICIPANTS = (
     ),
     Mutant(
         "foreseen-id-is-written-to",
-        "a transaction that nobody has begun takes nothing, whoever foresees its id",
+        "a transaction that nobody has begun takes nothing, no matter who foresees its id",
         "participants/api/rights.py",
         "    if header is None:\n        raise refusal(txn_id, None)\n",
         "    if header is None:\n        return\n",
@@ -840,7 +840,7 @@ PARTICIPANTS = (
     ),
     Mutant(
         "outstanding-unbounded",
-        "so many messages are given out and not settled, and no more",
+        "this many messages are given out and not settled, and no more",
         "participants/subscription/deliveries.py",
         "return len(self._outstanding) - self.not_due >= MAX_OUTSTANDING or self.far_ahead",
         "return self.far_ahead",
@@ -934,7 +934,7 @@ PARTICIPANTS = (
     ),
     Mutant(
         "sequences-unbounded",
-        "so many sequences are remembered of all producers together",
+        "this many sequences are remembered of all producers together",
         "participants/segment/dedup.py",
         "while self._remembered > REMEMBERED_IN_ALL:",
         "while self._remembered < 0:",

@@ -13,7 +13,7 @@ _OF_GC = "tests/coordinator/test_gc_sweep.py"
 READ_HOLDS = (
     Mutant(
         "holds-unseen-by-what-is-under-way",
-        "5.24: whoever takes a hold writes the topic's record again",
+        "5.24: anyone who takes a hold writes the topic's record again",
         _HOLDS,
         "batch.create(hold_key, hold.encode()).replace(topic, topic.value)",
         "batch.create(hold_key, hold.encode())",
@@ -21,7 +21,7 @@ READ_HOLDS = (
     ),
     Mutant(
         "holds-unseen-by-collection-under-way",
-        "5.24: whoever takes a hold writes `/gc/horizon` again",
+        "5.24: anyone who takes a hold writes `/gc/horizon` again",
         _HOLDS,
         "batch.replace(horizon, horizon.value)",
         "batch.check()",
@@ -29,7 +29,7 @@ READ_HOLDS = (
     ),
     Mutant(
         "horizon-not-made-for-a-hold",
-        "5.24: whoever takes a hold creates `/gc/horizon` if there is none",
+        "5.24: anyone who takes a hold creates `/gc/horizon` if there is none",
         _HOLDS,
         "batch.create(paths.GC_HORIZON, GcHorizon(revision=0, finalized_ms=0).encode())",
         "batch.check()",
@@ -43,7 +43,7 @@ READ_HOLDS = (
         if in_force is None:
             return
         now_ms = self._broker.clock()
-        # Behind the read of the topic, which whoever takes a hold writes again (DESIGN §5.24).
+        # Behind the read of the topic, which anyone who takes a hold writes again (DESIGN §5.24).
         held = bool(await holds_in_force(self._broker.store, paths.read_holds(topic), now_ms))
 """,
         """        now_ms = self._broker.clock()
@@ -60,7 +60,7 @@ READ_HOLDS = (
         _GC,
         """        record = await self._store.get(paths.GC_HORIZON)
         for _ in range(_MOST_RIVALS):
-            # Behind the read of the horizon, which whoever takes a hold writes again.
+            # Behind the read of the horizon, which anyone who takes a hold writes again.
             lowest = await lowest_held(self._store, self._clock())
 """,
         """        lowest = await lowest_held(self._store, self._clock())

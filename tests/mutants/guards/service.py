@@ -80,7 +80,7 @@ SERVICE = (
     ),
     Mutant(
         "strangers-without-a-rate",
-        "whoever is refused for the token is counted too: guessing has a rate",
+        "anyone who is refused for the token is counted too: guessing has a rate",
         _GATE,
         "        except errors.MetatxnError as error:\n            self._count(address)\n",
         "        except errors.MetatxnError as error:\n",
@@ -128,7 +128,7 @@ SERVICE = (
     ),
     Mutant(
         "callers-are-kept",
-        "a bucket is kept for so many callers and no more",
+        "a bucket is kept for this many callers and no more",
         "metatxn/service/limits.py",
         "if len(self._buckets) > self.MAX_CALLERS:",
         "if len(self._buckets) < 0:",
@@ -160,7 +160,7 @@ SERVICE = (
     ),
     Mutant(
         "verified-tokens-unbounded",
-        "so many verified tokens are remembered and no more",
+        "this many verified tokens are remembered and no more",
         _SIGNED,
         "if len(self._verified) > REMEMBERED:",
         "if len(self._verified) < 0:",
@@ -265,7 +265,7 @@ SERVICE = (
     ),
     Mutant(
         "draws-for-whoever-has-a-trace",
-        "whether a request of a trace is sampled is decided by whoever began it",
+        "whether a request of a trace is sampled is decided by the one who began it",
         "metatxn/service/spans.py",
         "        if sent:\n",
         "        if sent and self._draw() < self._sampling:\n",

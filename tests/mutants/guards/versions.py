@@ -12,7 +12,7 @@ _BROKER_TESTS = "tests/participants/broker/test_versions.py"
 VERSIONS = (
     Mutant(
         "start-does-not-touch-the-version",
-        "whoever raises the version sees every process that has started",
+        "anyone who raises the version sees every process that has started",
         _INCARNATION,
         "            batch.replace(stored, stored.value)\n",
         "            pass\n",

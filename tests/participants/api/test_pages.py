@@ -1,4 +1,4 @@
-"""Goal: whoever reads a topic in batches gets what other readers get, page by page, and a page has a bound.
+"""Goal: anyone who reads a topic in batches gets what other readers get, page by page, and a page has a bound.
 
 Method: a broker in-process, its HTTP paths. That both reads agree is also asserted wherever the tests of this package
 browse a topic (`tests/participants/pages.py`): over splits, merges, removals, several brokers and every kind of entry.
@@ -177,7 +177,8 @@ def compressed(key: str) -> bytes:
 
 
 async def test_a_page_has_a_bound_for_what_is_decompressed(process: BrokerProcess) -> None:
-    """Otherwise a page of 1,000 messages, in a few megabytes, would become so many gigabytes for whoever reads it."""
+    """Otherwise a page of 1,000 messages, in a few megabytes, would become so many gigabytes for anyone who reads
+    it."""
     (segment,) = await process.create("t")
     subscription = "/v1/topics/t/subscriptions/s"
     await process.http.put(subscription, json={"type": "shared", "initial": "earliest"})

@@ -1,4 +1,4 @@
-"""No request tries for ever (issue 17, A4).
+"""No request tries forever (issue 17, A4).
 
 Goal: whatever rivals do, a request of an operator or a producer ends, says truthfully that nothing happened, and has
 cost the store some dozens of applies; and it ends at once when nobody waits for its answer any more. Method: before

@@ -887,8 +887,8 @@ async def test_a_retry_without_keys_falls_into_the_same_segment(process: BrokerP
 async def test_a_part_that_was_taken_is_never_called_nothing(
     process: BrokerProcess, world: World, inside: bool
 ) -> None:
-    """Two segments, one of them lost. Whoever was told "nothing happened" could send all of it again, and have a half
-    twice; or, inside a transaction, commit without it, and have the other half."""
+    """Two segments, one of them lost. Anyone who was told "nothing happened" could send all of it again, and have a
+    half twice; or, inside a transaction, commit without it, and have the other half."""
     segments = await process.create("t", segments=2)
     blocked = await process.broker.segment(segments[0])
     assert blocked.ledgers.open is not None

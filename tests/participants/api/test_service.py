@@ -52,7 +52,7 @@ async def test_a_topic_outlives_the_process_at_another_port(world: World, tmp_pa
 
 
 async def test_it_is_announced_before_it_reads_the_cluster_version(world: World, tmp_path: Path) -> None:
-    """So whoever raises the version meanwhile finds it (DESIGN §12)."""
+    """So the one who raises the version meanwhile finds it (DESIGN §12)."""
     service = BrokerService(world.store, data_dir=tmp_path / "data", port=0)
     reading = world.store.hold_read(lambda wanted: paths.VERSION in wanted, unread=True)
     starting = asyncio.create_task(service.start())

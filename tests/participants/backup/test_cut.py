@@ -98,7 +98,7 @@ async def test_a_prepared_transaction_waits_for_its_external_coordinator(case: B
 async def test_what_was_decided_and_not_carried_out_is_carried_out(
     case: BackupCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backup does not wait for ever until a broker has cleaned up."""
+    """The backup does not wait forever until a broker has cleaned up."""
     monkeypatch.setattr(taking, "WAIT_SECONDS", 0.1)
     world, segment = case.world, await case.begin()
     done, undone = await world.begin(), await world.begin()

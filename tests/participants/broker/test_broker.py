@@ -66,7 +66,7 @@ async def test_118_restarts_lose_nothing_repeat_nothing_and_show_nothing_aborted
 
 
 async def test_a_segment_whose_opening_fails_at_the_end_is_closed(process: BrokerProcess, world: World) -> None:
-    """Whoever opens it again makes another object of it; the first one must neither keep the ledger open nor act."""
+    """Anyone who opens it again makes another object of it; the first one must neither keep the ledger open nor act."""
     (name,) = await process.create("t")
     txn = await world.begin()
     await publish(await process.broker.segment(name), "A", txn)

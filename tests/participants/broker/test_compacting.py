@@ -225,7 +225,7 @@ async def test_nothing_left_out_nothing_refused(topic: Compacting) -> None:
 
 
 async def test_subscriptions_pass_over_what_is_gone(topic: Compacting) -> None:
-    """What a consumer holds may go, too. It can still be acknowledged, whoever serves the segment by then."""
+    """What a consumer holds may go, too. It can still be acknowledged, no matter who serves the segment by then."""
     await topic.subscribe("s")
     await topic.ledger(("a", 1), ("b", 1), ("a", 2), ("a", 3))
     held = [each["message_id"] for each in await topic.receive(limit=1)]
@@ -268,7 +268,7 @@ async def test_aborted_messages_that_are_gone_are_in_no_backlog(
 
 
 async def test_what_is_in_a_ledger_that_was_dropped_can_be_acknowledged(topic: Compacting) -> None:
-    """By itself and with what is before it, whoever serves the segment by then."""
+    """By itself and with what is before it, no matter who serves the segment by then."""
     await topic.subscribe("s")
     for number in range(4):
         await topic.ledger(("a", number))

@@ -1,4 +1,5 @@
-"""Goal: a deleted topic leaves tombstones and nothing else, whoever dies or is away; transactions end all the same.
+"""Goal: a deleted topic leaves tombstones and nothing else, no matter who dies or is away; transactions end all the
+same.
 
 Method: a broker in-process and a store that dies after every number of writes. Scenarios 38, 85, 96; DESIGN §5.7.
 """
@@ -199,7 +200,7 @@ async def test_nobody_waits_for_the_owner_of_what_was_deleted(
 async def test_a_deletion_that_dies_anywhere_is_finished(
     process: BrokerProcess, world: World, survives: int, asked_again: bool
 ) -> None:
-    """By whoever asks again; or by the next life of the broker, as soon as the topic is a tombstone."""
+    """By anyone who asks again; or by the next life of the broker, as soon as the topic is a tombstone."""
     txn = await full(process, world)
     death = Death(world, survives)
     deleting = asyncio.create_task(delete(process))

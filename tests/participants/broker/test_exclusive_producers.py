@@ -1,5 +1,5 @@
-"""Goal: a program has a topic for itself from the answer to its claim on, whatever was under way, whoever owns the
-segments by then, and however late its own or another's requests arrive.
+"""Goal: a program has a topic for itself from the answer to its claim on, whatever was under way, no matter who owns
+the segments by then, and however late its own or another's requests arrive.
 
 Method: a broker in this process, with a clock that the test sets; requests that are held between their steps. What
 several brokers do is in `test_exclusive_claims`. DESIGN §5.23; scenario 129.
@@ -172,7 +172,7 @@ async def test_a_claim_is_answered_when_nothing_is_under_way_that_was_begun_befo
     assert not claiming.done()
     device.go()
     epoch = await claiming
-    assert await topic.read() == ["begun before"], "whoever was answered reads everything of before"
+    assert await topic.read() == ["begun before"], "the one who was answered reads everything of before"
     assert await sending and await topic.taken("own", epoch)
 
 

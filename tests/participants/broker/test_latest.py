@@ -1,5 +1,5 @@
-"""Goal: whoever begins at the end of a topic is given what becomes readable from then on, and nothing was read to find
-the end.
+"""Goal: anyone who begins at the end of a topic is given what becomes readable from then on, and nothing was read to
+find the end.
 
 Method: a broker in-process and random histories of plain messages, transactions, splits and merges. The place that
 `start=latest` answers must be as good as the one that reading through the whole topic comes to.

@@ -1,5 +1,5 @@
 """Goal: segments are split, merged and sealed under open transactions and live writers: nothing is lost, doubled or
-out of order, and whoever dies in the middle leaves something that is finished or given up.
+out of order, and one who dies in the middle leaves something that is finished or given up.
 
 Method: a broker in-process, its HTTP paths, a store that dies after every number of writes. Scenarios 89-91; DESIGN
 §5.13, §5.14.
@@ -145,7 +145,7 @@ async def test_a_waiting_reader_follows_into_the_children(process: BrokerProcess
 
 @on_both
 async def test_nobody_is_sent_to_children_that_are_being_opened(process: BrokerProcess, world: World) -> None:
-    """Whoever waits or comes while they are opened reads on in the parent, and is not told to come again."""
+    """Anyone who waits or comes while they are opened reads on in the parent, and is not told to come again."""
     (parent,) = await process.create("t")
     await send(process, LOW, "first")
     page = (await process.http.get("/v1/topics/t/messages")).json()
@@ -621,7 +621,8 @@ async def test_a_merge_whose_other_owner_does_not_come_is_given_up_and_keys_have
 async def test_a_claim_is_given_up_by_a_reconcile_that_has_seen_it_before(
     process: BrokerProcess, world: World, tmp_path: Path
 ) -> None:
-    """Whoever began the merge is gone. The record stays the same until it is time, and is looked at all the same."""
+    """The one who began the merge is gone. The record stays the same until it is time, and is looked at all the
+    same."""
     other, names = await far_apart(process, world, tmp_path)
     merge = asyncio.create_task(process.http.post(f"/v1/segments/{quoted(names[0])}/merge", json={"with": names[1]}))
     while (await record_of(world, names[0])).state == "active":

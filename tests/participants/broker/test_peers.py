@@ -151,7 +151,7 @@ async def test_an_owner_that_is_gone_or_relieved_is_a_reason_to_try_again(
 
 
 async def test_a_broker_names_who_knows_the_horizon_of_a_segment(brokers: list[SharedBroker]) -> None:
-    """So that whoever watches many segments asks each broker once, for all that it has."""
+    """So that anyone who watches many segments asks each broker once, for all that it has."""
     segments = (await brokers[0].http.get("/v1/topics/t")).json()["segments"]
     places: dict[str, dict[str, str]] = {each["segment"]: {} for each in segments}
     known: dict[str, str] = {}

@@ -382,7 +382,7 @@ async def test_what_another_broker_has_taken_is_not_given_up(start: Start, world
 
 async def test_a_claim_that_lands_after_its_broker_has_turned_away_is_given_back(start: Start, world: World) -> None:
     """Found by `make simulate SEED=263`: the record named a broker that lives, does not have the segment and is not
-    wanted, so it was nobody's to take, for ever."""
+    wanted, so it was nobody's to take, forever."""
     brokers = [await start(), await start()]
     names = await create(brokers[0])
     goal = await spread(brokers, names)

@@ -578,7 +578,7 @@ async def stored_record(world: World, segment: str) -> SegmentRecord:
 
 
 async def test_a_broker_that_is_about_to_take_what_is_gone_by_now_keeps_it_no_longer(topic: Removing) -> None:
-    """Found by the simulation: it tried again for ever, and what concerns the whole topic was refused until then."""
+    """Found by the simulation: it tried again forever, and what concerns the whole topic was refused until then."""
     await topic.drain()
     await topic.deleted(PARENT)
     await topic.passes()

@@ -1,5 +1,6 @@
 """Goal: messages that are published again under their producer and sequence are appended once and answered with the ids
-of where they lie, whoever is asked, whatever became of their segments meanwhile, and whatever part was there already.
+of where they lie, no matter who is asked, whatever became of their segments meanwhile, and whatever part was there
+already.
 
 Method: several brokers in-process over one object store; segments are split and merged between a publish and its retry.
 That only a part was carried out is brought about by an owner that cannot be reached for a moment. DESIGN §5.13.

@@ -70,7 +70,7 @@ class _Ahead:
 
 
 class _AtOnce(HttpTransport):
-    """Whoever is told to come again later hears that it is no use."""
+    """Anyone who is told to come again later hears that it is no use."""
 
     async def send(self, request: Request) -> Answer:
         answer = await super().send(request)
@@ -327,7 +327,7 @@ async def _serving(
 
 
 def all_of(consumer: metatxn.Consumer | metatxn.TopicsConsumer, count: int) -> list[metatxn.Message]:
-    """So many messages, and no more than these are there."""
+    """This many messages, and no more than these are there."""
     found: list[metatxn.Message] = []
     while len(found) < count:
         more = consumer.receive_many(count - len(found), 30)

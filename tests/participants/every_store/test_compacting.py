@@ -1,5 +1,5 @@
 """Goal: of each key the latest committed value stays, and a deletion for its time, also while a transaction is open
-that may replace something; whoever reads gets the same from the topic and from its compacted view.
+that may replace something; anyone who reads gets the same from the topic and from its compacted view.
 
 Method: as in `test_keeping`. DESIGN §5.19; scenarios 20, 21 and 22.
 """

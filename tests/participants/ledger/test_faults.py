@@ -164,7 +164,7 @@ async def test_what_a_seal_returns_is_on_the_device_although_a_sync_failed(tmp_p
 async def test_what_was_cut_is_off_the_device_although_a_sync_failed(tmp_path: Path, restart: bool) -> None:
     """A part of a frame had no space, was cut off, and the sync of that failed: the file looks as if it were cut.
 
-    Found by the simulation: after a power cut the file was longer than its mark, and the segment unavailable for ever.
+    Found by the simulation: after a power cut the file was longer than its mark, and the segment unavailable forever.
     """
     disk = LyingDisk()
     storage = LocalStorage.open(tmp_path, disk=disk)

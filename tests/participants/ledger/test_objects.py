@@ -1,4 +1,4 @@
-"""Goal: what was acknowledged is in the object store and stays readable, and whoever was fenced off adds nothing.
+"""Goal: what was acknowledged is in the object store and stays readable, and anyone who was fenced off adds nothing.
 
 Method: two storages on one object store, as two brokers have them. The former owner writes through a bucket whose puts
 are held, lost or repeated; the new one seals. Break-ups in every order, and at random under fixed seeds. DESIGN §5.2.

@@ -196,7 +196,7 @@ SOUND = [frame(0, 0, b"first"), frame(1, 1, b"second")]
         SOUND[0] + SOUND[1],  # as readers of this ledger got them
         frame(5, 2, b"never written by this ledger, but it says nothing about entry 2"),
         frame(4, 4, b"of another ledger", ledger=LEDGER + 1),
-        frame(1000, 1000, b"between here and there is no room for so many entries"),
+        frame(1000, 1000, b"between here and there is no room for this many entries"),
         frame(3, 3, b"does not match its crc")[:-1] + b"?",
     ],
 )

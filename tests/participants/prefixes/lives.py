@@ -42,7 +42,7 @@ _number = count(1)
 
 
 class Place(ABC):
-    """Where ledgers lie, whoever lives."""
+    """Where ledgers lie, no matter who lives."""
 
     @abstractmethod
     async def open(self, steps: Steps) -> LedgerStorage: ...
@@ -175,7 +175,7 @@ class Life:
     # -- looking -----------------------------------------------------------------------------------------------
 
     async def records(self) -> dict[str, SegmentRecord]:
-        """Of every segment that is not deleted, whoever serves it."""
+        """Of every segment that is not deleted, no matter who serves it."""
         found = await self.world.store.inner.scan(paths.SEGMENTS)
         records = {
             record.key.removeprefix(paths.SEGMENTS): SegmentRecord.decode(record.value) for record in found.records

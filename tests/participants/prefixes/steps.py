@@ -74,7 +74,7 @@ class InPlace(Executor):
         future: Future[T] = Future()
         try:
             future.set_result(call(*args, **more))
-        except BaseException as error:  # noqa: BLE001  it belongs to whoever waits
+        except BaseException as error:  # noqa: BLE001  it belongs to the one who waits
             future.set_exception(error)
         return future
 

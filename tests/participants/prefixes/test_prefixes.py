@@ -1,5 +1,5 @@
-"""Goal: whoever dies behind any single write of what a broker or a coordinator does, a blank one finishes it: the same
-end as without a death, no acknowledged entry lost or doubled, nothing left over.
+"""Goal: no matter who dies behind any single write of what a broker or a coordinator does, a blank one finishes it: the
+same end as without a death, no acknowledged entry lost or doubled, nothing left over.
 
 Method: every interrupted prefix, enumerated (see `harness`), with ledgers as files or as objects, and with the answer
 to the last step heard or lost. DESIGN §9; scenarios 69-76, 80-86, 89-92, 95, 96, 112, 123, 129.
@@ -460,7 +460,7 @@ class GiveUp(Story):
 
 
 async def time_out(life: Life) -> None:
-    """What was begun by whoever is dead."""
+    """What was begun by the one who is dead."""
     late = Transactions(life.store, lambda: life.world.now_ms() + MAX_TIMEOUT_MS)
     await TimeoutSweep(late, max_clock_skew_ms=0).sweep_once()
 
@@ -546,8 +546,8 @@ class Recover(Publish):
 
 
 class Begin(Story):
-    """Under a transaction key, begun again by whoever was not answered, and without one; each writes, one commits. What
-    was begun for nobody ends by its timeout, and no header is left of anything."""
+    """Under a transaction key, begun again by the one who was not answered, and without one; each writes, one commits.
+    What was begun for nobody ends by its timeout, and no header is left of anything."""
 
     async def prepare(self, life: Life, client: Client) -> None:
         await created(life)
@@ -581,8 +581,8 @@ ENDS = {"plain": True, "remembered": True, "prepared": True, "aborted": False, "
 
 
 class End(Story):
-    """By a coordinator, in every way, and again by whoever was not answered: committed, with remembered writers, kept
-    alive and prepared before; aborted; and timed out. Carried out by the broker."""
+    """By a coordinator, in every way, and again by the one who was not answered: committed, with remembered writers,
+    kept alive and prepared before; aborted; and timed out. Carried out by the broker."""
 
     async def prepare(self, life: Life, client: Client) -> None:
         await created(life)

@@ -60,7 +60,7 @@ class BrokerProcess:
 
 
 class Cluster:
-    """Inside its `with`: `client` talks to whoever is there."""
+    """Inside its `with`: `client` talks to anyone who is there."""
 
     def __init__(self, directory: Path, storage_url: str, environment: Mapping[str, str] | None = None) -> None:
         self._directory = directory

@@ -1,5 +1,5 @@
-"""Goal: whoever consumes a topic that is spread over brokers, acknowledges in transactions and sends on what he made of
-it, does so exactly once, while the brokers are killed under him.
+"""Goal: anyone who consumes a topic that is spread over brokers, acknowledges in transactions and sends on what he made
+of it, does so exactly once, while the brokers are killed under him.
 
 Method: real processes on a real etcd; two consumers of a shared subscription move numbers from one topic to another,
 each batch in a transaction with its acknowledgements, while the owner of some segments, then the home of the

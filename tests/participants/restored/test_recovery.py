@@ -305,7 +305,7 @@ async def assert_refused(cluster: Cluster, why: str) -> None:
 async def test_a_cluster_that_runs_through_a_restore_stops(
     kind: str, request: pytest.FixtureRequest, make_cluster: Callable[[str, str], Cluster]
 ) -> None:
-    """On etcd the next look notices it, on the others the next request, whoever sends it."""
+    """On etcd the next look notices it, on the others the next request, no matter who sends it."""
     store: RestorableStore = request.getfixturevalue(kind)
     cluster = make_cluster(kind, "files")
     client = await cluster.start()

@@ -196,8 +196,9 @@ async def test_sequences_are_ranges_not_a_maximum(world: World) -> None:
 async def test_outside_of_transactions_the_last_sequences_are_remembered_and_no_more(
     world: World, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    """The window of docs/brokers.md, smaller: so many of a producer, and of all together, the most silent one's first.
-    What is asked here is asked from the latest on, because what was forgotten is appended, and remembered, again."""
+    """The window of docs/brokers.md, smaller: this many of a producer, and of all together, the most silent one's
+    first. What is asked here is asked from the latest on, because what was forgotten is appended, and remembered,
+    again."""
     monkeypatch.setattr(dedup, "REMEMBERED_SEQUENCES", 3)
     monkeypatch.setattr(dedup, "REMEMBERED_IN_ALL", 5)
     segment = await world.segment()

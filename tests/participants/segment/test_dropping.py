@@ -1,5 +1,5 @@
-"""Goal: a sealed ledger of which nothing is left leaves the segment, with its bytes, whoever dies meanwhile; and no
-reader notices: positions, the begin and the end of the segment are as before.
+"""Goal: a sealed ledger of which nothing is left leaves the segment, with its bytes, no matter who dies meanwhile; and
+no reader notices: positions, the begin and the end of the segment are as before.
 
 Method: a segment over a store with faults and a device with real ledgers, files and objects; as in `test_rewriting`.
 DESIGN §5.18.

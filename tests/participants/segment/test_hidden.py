@@ -1,5 +1,5 @@
 """Goal: what is hidden in a sealed ledger moves from the store into the index beside it, and stays hidden at every
-moment, whoever reads it and how, and whoever dies.
+moment, no matter who reads it and how, and no matter who dies.
 
 Method: a segment over a store with faults and a device with real ledgers; as in `test_trimming`. DESIGN §5.6.
 """

@@ -672,7 +672,7 @@ async def test_an_entry_that_counts_too_many_messages_is_refused_whatever_its_ki
 
 
 async def test_whatever_stops_a_frame_from_being_made_its_pin_goes(world: World) -> None:
-    """A name that the format cannot hold: a programming error above us, but it must not pin the segment for ever."""
+    """A name that the format cannot hold: a programming error above us, but it must not pin the segment forever."""
     segment = await world.segment()
     txn = await world.begin()
     with pytest.raises(ValueError):

@@ -1,5 +1,5 @@
 """Goal: a ledger that is mostly hidden is replaced by one without what is hidden; every reader finds what it found
-before, at the same positions, at every moment, and whoever owns the segment next.
+before, at the same positions, at every moment, and no matter who owns the segment next.
 
 Method: a segment over a store with faults and a device with real ledgers; as in `test_hidden`. DESIGN §5.18.
 """

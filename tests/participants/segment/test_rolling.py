@@ -173,7 +173,7 @@ async def test_a_time_is_found_where_a_trimmed_ledger_is_not_dropped_yet(world: 
     positions += [await publish(segment, "more"), await publish(segment, "and more")]
     await trim(segment, world.store, node.storage, positions[4])
     assert segment.ledgers.ledgers[0].id < segment.ledgers.start.ledger, "it is still listed"
-    assert await segment.reader._find_position_at(0) == positions[4], "at once: a refusal is tried again for ever"
+    assert await segment.reader._find_position_at(0) == positions[4], "at once: a refusal is tried again forever"
     assert await segment.reader.position_at(0) == positions[4]
     held.go.set()
 

@@ -1,4 +1,4 @@
-"""Goal: what is trimmed is gone for good, with the state that only it needed; nothing else is, whoever dies when.
+"""Goal: what is trimmed is gone for good, with the state that only it needed; nothing else is, no matter who dies when.
 
 Method: as in `test_recovery`. Scenario 95; DESIGN §5.6.
 """
@@ -193,7 +193,7 @@ async def test_a_read_that_a_trim_has_overtaken_shows_nothing_of_it(
 
 
 async def lives(world: World, count: int) -> tuple[Node, Segment, list[Position]]:
-    """A segment of so many ledgers, each with a remembered sequence; the last one is open."""
+    """A segment of this many ledgers, each with a remembered sequence; the last one is open."""
     positions = []
     segment = await world.segment()
     node = world._nodes[-1]

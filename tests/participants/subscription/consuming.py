@@ -75,7 +75,7 @@ class Consuming:
         writer: str | None = None,
         for_all: bool = True,
     ) -> httpx.Response:
-        """Whoever was given the messages, if anybody was."""
+        """The one who was given the messages, if anybody was."""
         body: dict[str, Any] = {"kind": kind, "message_ids": list(ids), "for_all": for_all}
         if txn_id is not None:
             body["txn_id"] = str(txn_id)

@@ -1,5 +1,5 @@
 """Goal: a consumer that is connected to the owner of a segment gets what is due for it, and shares it with consumers of
-the home as the type of the subscription says, whoever comes, goes, and is slow.
+the home as the type of the subscription says, no matter who comes, goes, and is slow.
 
 Method: attached consumers directly at the segment of a broker, the home's consumers over REST. DESIGN §5.10.
 """

@@ -38,7 +38,7 @@ async def counts(consuming: Consuming, name: str = "s") -> Shown:
 
 
 async def given(consuming: Consuming, entries: Sequence[int], **how: Any) -> list[str]:
-    """A subscription all of whose messages were given to a consumer: so many of each entry."""
+    """A subscription all of whose messages were given to a consumer: this many of each entry."""
     await consuming.subscribe(**how)
     ids = [each for number in entries for each in await consuming.publish(*range(number))]
     assert len(await consuming.receive()) == len(ids)

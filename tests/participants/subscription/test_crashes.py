@@ -116,7 +116,7 @@ async def test_a_broker_dies_after_any_write(consuming: Consuming, writes: int, 
 
 async def test_a_recovery_that_fails_half_way_follows_nothing(consuming: Consuming) -> None:
     """The headers of pending acknowledgements are followed before these are read. When the store goes away in between,
-    the segment is opened again, and what was opened in vain must not be remembered for ever."""
+    the segment is opened again, and what was opened in vain must not be remembered forever."""
     await consuming.subscribe()
     ids = await consuming.publish_each(*range(2))
     txn = await consuming.world.begin()

@@ -442,6 +442,6 @@ async def test_a_deleted_topic_is_not_remembered_by_the_home_of_its_subscription
     assert await consuming.values(limit=1) == [0]
     segment = weakref.ref(await consuming.segment())
     assert (await consuming.ask("DELETE", "")).status_code == 204
-    await asyncio.sleep(0)  # whoever was cancelled has ended
+    await asyncio.sleep(0)  # the one who was cancelled has ended
     gc.collect()
     assert segment() is None

@@ -1,5 +1,5 @@
-"""Goal: a message that is given up has one dead letter and is acknowledged, both or neither, whatever fails and whoever
-acknowledges it at the same moment.
+"""Goal: a message that is given up has one dead letter and is acknowledged, both or neither, whatever fails and no
+matter who acknowledges it at the same moment.
 
 Method: each step of the broker's transaction is held, refused or left without an answer, and brokers die. Every prefix
 of it is in `tests/participants/prefixes`. DESIGN §5.10; scenario 123.

@@ -278,7 +278,7 @@ async def test_a_decision_that_overtakes_the_operation_refuses_it_and_nothing_of
     await consuming.idle()
     assert await consuming.world.operations(txn) == []
     shown = await consuming.shown()
-    assert (shown["unacked"], shown["pending_acks"]) == (1, {}), "whoever had the message has it still"
+    assert (shown["unacked"], shown["pending_acks"]) == (1, {}), "the one who had the message has it still"
 
 
 @pytest.mark.parametrize("kind", ["individual", "cumulative"])
@@ -383,7 +383,8 @@ async def test_58_a_refused_operation_releases_the_message_and_an_unknown_one_ke
 async def test_a_part_that_was_acknowledged_is_never_called_nothing(
     consuming: Consuming, monkeypatch: pytest.MonkeyPatch, segments: int
 ) -> None:
-    """In slices, and over segments of one broker. Whoever believed that nothing happened could commit without them."""
+    """In slices, and over segments of one broker. Anyone who believed that nothing happened could commit without
+    them."""
     monkeypatch.setattr(segment_subscription, "RECORDS_PER_APPLY", 1)
     await consuming.subscribe()
     if segments == 2:

@@ -1,5 +1,5 @@
-"""Goal: a subscription is one, wherever the segments of its topic are served: whoever consumes at any broker gets the
-messages of all segments, exclusive, failover and order hold for the whole topic, and nothing is left behind.
+"""Goal: a subscription is one, wherever the segments of its topic are served: anyone who consumes at any broker gets
+the messages of all segments, exclusive, failover and order hold for the whole topic, and nothing is left behind.
 
 Method: three brokers in-process that share an object store; requests go to each one in turn. A frozen broker keeps
 running without its announcement and without events. Scenarios 47-52, 54-56, 62, 63, 80, 82, 85; DESIGN §5.2, 5.7, 5.10.
@@ -211,7 +211,7 @@ async def test_a_childs_messages_wait_for_what_its_parent_still_holds_back(sprea
 async def test_the_next_messages_of_a_key_wait_until_the_segments_before_are_acknowledged(
     spreading: Spreading,
 ) -> None:
-    """By key, behind a split and a merge. Whoever acknowledges tells only the owner of the segment."""
+    """By key, behind a split and a merge. Anyone who acknowledges tells only the owner of the segment."""
     await spreading.subscribe(kind="key_shared")
     await spreading.receive(consumer="a", limit=0)
     segment, sent = spreading.segments[-1], count()
@@ -417,7 +417,7 @@ async def test_a_request_that_is_overtaken_takes_nothing_from_a_consumer_that_it
 
 
 class Losses(httpx.AsyncBaseTransport):
-    """On the ways from the home to other brokers: answers to `take` that carry messages are dropped, `after` so many
+    """On the ways from the home to other brokers: answers to `take` that carry messages are dropped, `after` this many
     of them have passed."""
 
     def __init__(self, brokers: Sequence[SharedBroker], after: int) -> None:
@@ -578,7 +578,7 @@ async def test_giving_back_whose_answer_was_lost_between_brokers_is_unknown(spre
 
 
 async def test_50_a_conflict_at_one_broker_does_not_say_that_others_have_done_nothing(spreading: Spreading) -> None:
-    """Whoever believes so commits the transaction, and with it what the others have taken."""
+    """Anyone who believes so commits the transaction, and with it what the others have taken."""
     await spreading.subscribe()
     ids = await spreading.publish_keys(*VALUES)
     await spreading.receive()

@@ -57,7 +57,7 @@ CHECKERS: dict[str, Callable[[History], Iterable[str]]] = {
     "order": order.check,
     "who follows a topic misses nothing": browsing.check,
     "ends are idempotent": ends.check,
-    "no request tries for ever": efforts.check,
+    "no request tries forever": efforts.check,
     "no client stays with who cannot serve": stays.check,
     "acknowledged exactly when there is an output": consumption.check,
     "order per key, at one consumer": by_key.check,

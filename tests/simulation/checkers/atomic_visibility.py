@@ -1,8 +1,7 @@
 """All or nothing: of each transaction a segment shows every entry that counts, at once, or none.
 
-Once it was shown, nothing below is added: whoever has read up to a place never misses what appears there later. So all
-reads of one segment are parts of one list, and that list is what everybody sees in the end.
-"""
+Once it was shown, nothing below is added: anyone who has read up to a place never misses what appears there later. So
+all reads of one segment are parts of one list, and that list is what everybody sees in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No request tries for ever, whoever is in its way: what it asks of the store is bounded."""
+"""No request tries forever, no matter who is in its way: what it asks of the store is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends are idempotent: whoever was told that a transaction has ended was told what the store decided, also when it
+"""Ends are idempotent: anyone who was told that a transaction has ended was told what the store decided, also when it
 asked again, and asking for the opposite, or for other writers, is refused. What was certainly refused is not done."""
 
 from __future__ import annotations

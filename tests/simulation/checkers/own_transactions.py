@@ -1,6 +1,6 @@
-"""Whoever begins a transaction is answered with its own, never with one that somebody else began: not even when ids are
-given out again, as by a store that was restored from a backup. What the library begins ahead, it hands out once, and
-only while it is open; but where a clock has jumped, the timeout may end any transaction at once."""
+"""Anyone who begins a transaction is answered with its own, never with one that somebody else began: not even when ids
+are given out again, as by a store that was restored from a backup. What the library begins ahead, it hands out once,
+and only while it is open; but where a clock has jumped, the timeout may end any transaction at once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Consume, transform, produce: a consumer writes an output for each input and acknowledges it in the same transaction.
 
-So every input has exactly one output in the end, whoever of the consumers was killed, frozen, fenced or left behind.
-Some acknowledge first, ask only once, and believe what they are told: what was certainly refused they do without, and
-commit the transaction all the same. Some of a shared subscription try to acknowledge everything up to what they were
-given, though others have what lies before it, and do so message by message only when that is refused.
+So every input has exactly one output in the end, no matter which of the consumers was killed, frozen, fenced or left
+behind. Some acknowledge first, ask only once, and believe what they are told: what was certainly refused they do
+without, and commit the transaction all the same. Some of a shared subscription try to acknowledge everything up to what
+they were given, though others have what lies before it, and do so message by message only when that is refused.
 
 Some acknowledge on a subscription of which nobody was ever given anything.
 

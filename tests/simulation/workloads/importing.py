@@ -21,7 +21,7 @@ from tests.simulation.workloads.library import Told, User
 
 KEYS = 5
 AGAIN = 20
-"""So many messages are sent again that have arrived, at most."""
+"""This many messages are sent again that have arrived, at most."""
 
 
 class Importer(User):

@@ -48,7 +48,7 @@ FREED_WITHIN_S = 150.0
 """Each pass closes or drops at most what a segment has open or is over by then, and large lists of ledgers close theirs
 later."""
 CLOCKS_TOGETHER = 4
-"""The clocks of two brokers, of which one has dropped what the other one has written, differ by at most so many times
+"""The clocks of two brokers, of which one has dropped what the other one has written, differ by at most this many times
 what the clock of one may be off by: while everything heals they are all set."""
 
 

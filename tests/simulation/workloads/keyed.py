@@ -2,7 +2,7 @@
 
 A driver connects, which fences the one before, and goes on behind the last version that was committed. Drivers are
 killed and frozen; one that wakes up believes that it is still the only one. There are always several of them, and an
-operator who begins under the key without having connected, as whoever knows nothing but its name.
+operator who begins under the key without having connected, as anyone who knows nothing but its name.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Authors write, plainly and in transactions. Browsers follow the topic from page to page; one that is told that it has
 missed something begins again, so in the end each has seen once, and in order, all that is left. Consumers acknowledge
-what they are given. Janitors change the layout, and delete segments or trim all of them, whoever still needs them.
-"""
+what they are given. Janitors change the layout, and delete segments or trim all of them, no matter who still needs
+them."""
 
 from __future__ import annotations
 

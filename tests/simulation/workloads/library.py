@@ -230,7 +230,7 @@ class Cashier(User):
 
 class Rivals(User):
     """Two clients that commit the same transaction at the same moment, each with a list of writers of its own; one of
-    them may have remembered its list instead. Whoever is told that it is committed has decided the writers."""
+    them may have remembered its list instead. Anyone who is told that it is committed has decided the writers."""
 
     def __init__(self, workload: Workload, name: str, random: Random) -> None:
         super().__init__(workload, name, random)

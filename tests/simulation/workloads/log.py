@@ -2,8 +2,8 @@
 
 Each sends the next entry of a key when the one before was answered, and sends an entry again, under its sequence, until
 it is, first to the segment that it was sent to (DESIGN §5.13). One that was started again since does not know which one
-that was: it sends the entry to whoever has the key now. So every entry is there once, and those of a key in the order
-in which they were sent.
+that was: it sends the entry to the one who has the key now. So every entry is there once, and those of a key in the
+order in which they were sent.
 
 Others publish requests of some messages to the topic, through any broker, which divides them among the segments. They
 too send again what was not answered, and what was acknowledged long ago, through whichever broker and whatever became
@@ -29,7 +29,7 @@ PRODUCERS = 2
 KEYS = 5
 PATIENCE_S = (0.0, 1.0)
 REMEMBERED = 200
-"""So many requests a producer may send again: fewer than a broker remembers of it."""
+"""This many requests a producer may send again: fewer than a broker remembers of it."""
 _OF_THE_MOMENT = ("STORE_UNAVAILABLE", "UNREACHABLE", "OUTCOME_UNKNOWN", "STORAGE_FULL")
 """Refusals that say that it may be taken later."""
 AWAY_S = 6.0

@@ -2,9 +2,9 @@
 
 Authors write to a log, in transactions of which many are aborted. Each reader writes a mark, the place to which it has
 read a segment, and acknowledges everything up to there in the same transaction; when it has aborted that, it sometimes
-does it again at once. So in the end a subscription stands at the highest mark that was committed, whoever was refused,
-aborted, killed or late. Meanwhile the oldest entries are trimmed, and with them what is known of their transactions.
-"""
+does it again at once. So in the end a subscription stands at the highest mark that was committed, no matter who was
+refused, aborted, killed or late. Meanwhile the oldest entries are trimmed, and with them what is known of their
+transactions."""
 
 from __future__ import annotations
 

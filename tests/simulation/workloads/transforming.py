@@ -1,11 +1,11 @@
 """Clients of Kafka consume, transform and produce: the members of a group write an output for each input, and commit
 their offsets in the same transaction.
 
-So every input has one output in the end, whoever of the members was killed, frozen, or thrown out of its group. Inputs
-come from idempotent producers, which send again what was not answered; readers follow the outputs.
+So every input has one output in the end, no matter which of the members was killed, frozen, or thrown out of its group.
+Inputs come from idempotent producers, which send again what was not answered; readers follow the outputs.
 
 Clients keep the rules of Kafka's own: after any answer that they do not expect they begin anew where the group is, and
-whoever has an unanswered request sends it again, or never uses that producer again.
+anyone who has an unanswered request sends it again, or never uses that producer again.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ class Points:
         return seen
 
     def open(self, *names: str) -> None:
-        """For whoever waits there, and for all that come."""
+        """For anyone who waits there, and for all that come."""
         for name in names:
             (self.directory / name / "open").touch()
 
     def clear(self) -> None:
-        """Whoever still waits goes on."""
+        """Anyone who still waits goes on."""
         for point in self.directory.iterdir():
             shutil.rmtree(point)

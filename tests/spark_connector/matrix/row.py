@@ -1,4 +1,5 @@
-"""What the rows of the matrix have in common: input, a job, whoever looks while it fails, and what must hold."""
+"""What the rows of the matrix have in common: input, a job, an observer that looks while it fails, and what must
+hold."""
 
 from __future__ import annotations
 
