@@ -274,6 +274,9 @@ PROTOCOL = (
         "participants/segment/reading.py",
         "        while any(t.decision is not None and not t.released for t in self._segment.buffer.tracked()):",
         "        while False:",
+        tests=(
+            "tests/participants/segment/test_snapshots.py::test_it_drains_what_was_decided_before_it_takes_the_end",
+        ),
     ),
     Mutant(
         "watch-resumes-one-too-late",
