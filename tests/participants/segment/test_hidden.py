@@ -475,6 +475,23 @@ async def test_what_is_trimmed_in_part_is_indexed_from_there_on(world: World) ->
     assert await committed(segment) == ["kept"]
 
 
+async def test_no_record_names_an_index_before_it_is_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a death between the two leaves a record that names an index which is not there."""
+    node, segment, _ = await one_to_index(world)
+    named, real = [], type(node.storage).write_hidden
+
+    async def slow(*args: Any) -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+        named.append(await indexes(world))
+        await real(*args)
+
+    monkeypatch.setattr(type(node.storage), "write_hidden", slow)
+    await tended(segment)
+    assert named == [[None, None]]
+    assert await indexes(world) == [1, None]
+
+
 @pytest.mark.parametrize("damaged", ["ledger", "storage"])
 async def test_a_ledger_that_cannot_be_indexed_keeps_its_outcomes(
     world: World, damaged: str, monkeypatch: pytest.MonkeyPatch
