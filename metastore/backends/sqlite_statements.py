@@ -60,7 +60,7 @@ BAD_DATA = (
     ValueError,
 )
 
-# How a statement fails because of the store: memory that runs out inside SQLite (SQLITE_NOMEM) is no `sqlite3.Error`.
+# How a statement fails because of the store. When memory runs out in SQLite (SQLITE_NOMEM), that is `MemoryError`.
 STORE_FAILURES = (sqlite3.Error, MemoryError)
 
 T = TypeVar("T")

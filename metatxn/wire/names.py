@@ -278,7 +278,7 @@ MAX_PAGE_TOKEN = 16_384
 
 
 def short_page_token(text: str) -> str:
-    """Raises `ValueError` for a page token that no list has. This is no bound of the schema, because a text of that
+    """Raises `ValueError` for a page token that no list has. This is not a bound of the schema, because a text of that
     length outside ASCII is longer than a whole head of a request may be."""
     if len(text) > MAX_PAGE_TOKEN:
         raise ValueError(f"must have at most {MAX_PAGE_TOKEN} characters")

@@ -119,7 +119,7 @@ class Sequences:
         self._here: dict[Arrived, None] = {}
         """What was accepted and has not ended, and its copies, in the order of arrival."""
         self._accepted: dict[int, Arrived] = {}
-        """By sequence, what of it is no copy."""
+        """By sequence, what of it is not a copy."""
         self._owed: int | None = None
         """The first batch that was refused or has failed since the last one was accepted."""
         self._sent_back: dict[Turns, int] = {}
@@ -195,7 +195,7 @@ class Sequences:
     def _begins_again(self, sequence: int, connection: Turns) -> bool:
         """Whether a client sends again from this batch on what was sent back. On one connection batches come in their
         order until it does. What lies in an earlier one may still come, so as long as that is open a batch on another
-        connection is no sign."""
+        connection proves nothing."""
         last = self._sent_back.get(connection)
         if last is not None:
             return not _is_behind(sequence, last)

@@ -19,7 +19,7 @@ from metatxn.wire.broker import TrafficRates
 MAX_TOPICS = 1_000
 """The most topics with series of their own."""
 OTHERS = "others"
-"""The label of all other topics. It is no topic's name: those have two slashes."""
+"""The label of all other topics. A topic cannot have this name: those have two slashes."""
 MINUTE_IN_LOOKS = 60_000 // LOOK_EVERY_MS
 
 
