@@ -7,7 +7,7 @@ the asyncio client on asyncio's own loop, and with the blocking client.
 *Producers at once.* This many of one asyncio client, each of which makes small transactions one after the other for
 some seconds.
 
-*Begins at once.* So many `begin` of one asyncio client, none of which waits for another. All of them succeed.
+*Begins at once.* This many `begin` of one asyncio client, none of which waits for another. All of them succeed.
 
 *Starting.* `import metatxn`, the same with all that a client needs, and `metatxn --help`.
 """

@@ -108,7 +108,7 @@ def in_statements(items: Iterable[T]) -> Iterator[tuple[T, ...]]:
 
 
 def placeholders(count: int) -> str:
-    """So many, for a list of values in a statement."""
+    """The placeholders of this many values in a statement."""
     return ",".join("?" * count)
 
 

@@ -68,7 +68,7 @@ def shown_schema(schema: PulsarSchemaRecord) -> dict[str, Any]:
 
 
 def wanted_version(request: Any) -> int | None:
-    """The version that is asked for, or None for the latest one. Raises TOPIC_NOT_FOUND for anything else."""
+    """The version that is asked for, or None for the latest one. Raises TOPIC_NOT_FOUND if it is not a version."""
     if not request.HasField("schema_version"):
         return None
     if len(request.schema_version) != VERSION_BYTES:
