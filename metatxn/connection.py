@@ -7,9 +7,11 @@ import contextlib
 import random
 import uuid
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from metatxn.carried import CarriedCommit
 from metatxn.cluster import AnyOf, Directory
 from metatxn.delivery import OrderedDelivery
 from metatxn.expected_writes import ExpectedWrites
@@ -19,6 +21,7 @@ from metatxn.topics import Layout, LayoutCache, OwnerOf
 from metatxn.transport.api import Answer, Transport
 from metatxn.wire.errors import MetatxnError
 from metatxn.wire.frames import Entry
+from metatxn.wire.ids import TxnId
 
 CLOSING_S = 5.0
 """How long a client that is being closed tries to abort its open transactions. After that their timeouts end them."""
@@ -94,6 +97,13 @@ class Connection:
         """`abort_open` is not to abort this transaction."""
         self._open.pop(txn_id, None)
         self.expected_writes.ended(txn_id)
+
+    def carrying(self, txn_id: str, commit: CarriedCommit) -> AbstractContextManager[None]:
+        """Meanwhile `commit` may depart with the last entries of its transaction, if nobody else is expected to commit
+        that."""
+        if txn_id not in self._open:
+            return contextlib.nullcontext()
+        return self._publishing.carrying(TxnId.parse(txn_id), commit)
 
     async def abort_open(self) -> None:
         """Abort the transactions that are open, as far as that is possible in `CLOSING_S`."""

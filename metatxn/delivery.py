@@ -282,6 +282,15 @@ class OrderedDelivery(Generic[T]):
         failed."""
         return txn_id not in self._failures and all(lane.txn_id != txn_id for lane in self._lanes.values())
 
+    def under_way(self, txn_id: str) -> int | None:
+        """The number of entries of `txn_id` in flight; None if something else of it waits to be sent, or has failed."""
+        if self._final_failure(txn_id) is not None:
+            return None
+        lanes = [lane for lane in self._lanes.values() if lane.txn_id == txn_id]
+        if any(lane.items or lane.starting for lane in lanes):
+            return None
+        return sum(len(lane.flights) for lane in lanes)
+
     async def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
         """Wait until everything that was put inside `txn_id` (None: outside transactions) is durable. Raises the first
         failure among it. A failure after which nothing more is sent is raised every time (for a transaction until
@@ -486,7 +495,7 @@ class OrderedDelivery(Generic[T]):
         self._release(flight.size)
         if isinstance(outcome, MetatxnError) and not lane.discarded:
             self._failures.setdefault(lane.txn_id, outcome)
-        self._format.done(flight.items, outcome or _ended(lane.txn_id))
+        self._format.done(flight.items, _ended(lane.txn_id) if outcome is None else outcome)
 
     async def _post(self, lane: Lane[T], flight: Flight[T]) -> str | MetatxnError | None:
         """The position, the failure, or None if the segment accepted nothing and is gone."""

@@ -10,18 +10,21 @@ A group is sent once; only when the service has too much to do, and nothing of i
 the pause that the service asks for. What is not appended by it is sent again by itself, exactly as if there had been no
 group: with redirects, retries, and their errors. The sequence of an entry tells a broker what it has already appended.
 So a group that was lost on its way, or half carried out, or sent to a broker that has just lost a segment, costs time
-and nothing else, and an entry whose group had no answer has an unknown outcome until a request of its own tells it.
+and nothing else, and an entry whose group had no answer has an unknown outcome until a request of its own tells it. If
+the group carried the commit of its transaction, that takes more (`metatxn.carried`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from metatxn.answers import parsed
+from metatxn.carried import NOT_TOLD, CarriedCommit
 from metatxn.cluster import Directory
 from metatxn.http import Call, Earlier, Http, path_of
 from metatxn.json_messages import entry_in_json
@@ -73,6 +76,8 @@ class _Member:
     entry: Entry
     outcome: asyncio.Future[str | Earlier]
     """The position, or what is known of the attempt that was not successful."""
+    commit: CarriedCommit | None = None
+    """The commit with which it departed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +86,7 @@ class _Group:
     txn_id: TxnId
     members: list[_Member] = field(default_factory=list)
     size: int = 0
+    commit: CarriedCommit | None = None
 
 
 class Publishing:
@@ -92,6 +98,8 @@ class Publishing:
         self._directory = directory
         self._spawn = spawn
         self._forming: dict[tuple[str, TxnId], _Group] = {}
+        self._commits: dict[TxnId, CarriedCommit] = {}
+        """The commits that wait for the last entries of their transactions."""
         self._without_groups: dict[str, float] = {}
         """Brokers of earlier releases, which know no groups, and when they may have been upgraded."""
 
@@ -106,8 +114,32 @@ class Publishing:
         url = self._topics.owner(segment)
         if url is None or not self._knows_groups(url) or not _travels_with_others(entry):
             return await self._alone(segment, entry)
-        outcome = await self._join(url, segment, entry)
-        return outcome if isinstance(outcome, str) else await self._alone(segment, entry, outcome)
+        member = self._join(url, segment, entry)
+        outcome = await member.outcome
+        if isinstance(outcome, str):
+            return outcome
+        if member.commit is None:
+            return await self._alone(segment, entry, outcome)
+        return await self._behind_commit(member.commit, segment, entry, outcome)
+
+    @contextmanager
+    def carrying(self, txn_id: TxnId, commit: CarriedCommit) -> Iterator[None]:
+        """Meanwhile `commit` departs with the last entries of its transaction, if they all go to one broker."""
+        self._commits[txn_id] = commit
+        try:
+            yield
+        finally:
+            if self._commits.get(txn_id) is commit:
+                del self._commits[txn_id]
+
+    async def _behind_commit(self, commit: CarriedCommit, segment: str, entry: Entry, earlier: Earlier) -> str:
+        """Send an entry again, of whose transaction the commit was sent."""
+        try:
+            return await self._alone(segment, replace(entry, before_commit=False), earlier)
+        except MetatxnError as error:
+            if await commit.has_landed(error):
+                return NOT_TOLD
+            raise
 
     async def _alone(self, segment: str, entry: Entry, earlier: Earlier | None = None) -> str:
         path = path_of("segments", segment, "entries")
@@ -122,7 +154,7 @@ class Publishing:
 
     # -- groups ------------------------------------------------------------------------------------------------
 
-    def _join(self, url: str, segment: str, entry: Entry) -> asyncio.Future[str | Earlier]:
+    def _join(self, url: str, segment: str, entry: Entry) -> _Member:
         assert entry.txn_id is not None
         loop = asyncio.get_running_loop()
         group = self._forming.get((url, entry.txn_id))
@@ -134,14 +166,19 @@ class Publishing:
         group.size += entry.size
         if len(group.members) >= MAX_GROUP_ENTRIES or group.size >= MAX_GROUP_BYTES:
             self._depart(group)
-        return member.outcome
+        return member
 
     def _depart(self, group: _Group) -> None:
         if self._forming.get((group.url, group.txn_id)) is not group:
             return  # it was full before
         del self._forming[group.url, group.txn_id]
         group.members = [member for member in group.members if not member.outcome.done()]  # nobody waits for the others
-        if len(group.members) == 1:
+        commit = self._commits.get(group.txn_id)
+        if commit is not None and commit.departs_with(len(group.members)):
+            group.commit = commit
+            for member in group.members:
+                member.commit = commit
+        if len(group.members) == 1 and group.commit is None:
             group.members[0].outcome.set_result(Earlier(self._http.timeout_s))
         elif group.members:
             self._spawn(self._send(group))
@@ -159,17 +196,24 @@ class Publishing:
                     member.outcome.set_result(outcome)
 
     async def _outcomes(self, group: _Group) -> list[str | Earlier]:
-        body = pack_entries((member.segment, member.entry) for member in group.members)
+        commit = group.commit
+        entries = [(member.segment, member.entry) for member in group.members]
+        body = pack_entries(entries, commit.request if commit is not None else None)
         call = Call("POST", path_of("txns", str(group.txn_id), "entries"), content=body, content_type=MEDIA_TYPE)
         owners = [OwnerOf(self._topics, self._directory, member.segment) for member in group.members]
         earlier = Earlier(self._http.timeout_s)
         try:
             answer = await self._when_there_is_time(_Broker(group.url, owners), call, earlier)
-            outcomes = parsed(PublishGroupAnswer, answer).outcomes
+            told = parsed(PublishGroupAnswer, answer)
         except MetatxnError as error:
+            if commit is not None:
+                commit.unanswered(error)
             if error.members.get("status") == HTTPStatus.NOT_FOUND and not isinstance(error, TransactionNotFound):
                 self._without_groups[group.url] = asyncio.get_running_loop().time() + ASK_AGAIN_S
             return [_left(earlier, error) for _ in group.members]
+        if commit is not None:
+            commit.answered(told.commit)
+        outcomes = told.outcomes
         if len(outcomes) != len(group.members):
             wrong = OutcomeUnknown(f"{group.url} told {len(outcomes)} outcomes of {len(group.members)} entries")
             return [_left(earlier, wrong) for _ in group.members]

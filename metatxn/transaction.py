@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from metatxn.answers import parsed
+from metatxn.carried import CarriedCommit
 from metatxn.connection import Connection, post
 from metatxn.http import Call, path_of
 from metatxn.transport.api import Answer
@@ -35,6 +36,8 @@ class Sender(Protocol):
     """Something that delivers inside a transaction."""
 
     def is_settled(self, txn_id: str) -> bool: ...
+
+    def under_way(self, txn_id: str) -> int | None: ...
 
     async def flush(self, txn_id: str | None = None) -> None: ...
 
@@ -128,16 +131,21 @@ class AsyncTransaction:
         """
         if self._header and self._header.already_committed:
             return self._header
+        carried = CarriedCommit(writers, self._is_all_that_is_under_way, self._out_of_hand, self.refresh)
         try:
             # A task for each of many producers would take longer than the commit, and mostly all are settled.
             waiting = [sender for sender in self._senders if not sender.is_settled(self._id)]
             if waiting:
-                await asyncio.gather(*[sender.flush(self._id) for sender in waiting])
+                with self._connection.carrying(self._id, carried):
+                    await asyncio.gather(*[sender.flush(self._id) for sender in waiting])
             self._check_complete()
         except BaseException as failure:
             await self._abort_after(failure)
             raise
-        return await self._decide(writers)
+        if carried.header is not None:
+            self._header = carried.header
+            return self._as_asked(carried.header, writers)
+        return await self._decide(writers, carried.unknown)
 
     async def abort(self, reason: str | None = None, *, force: bool = False) -> TransactionHeader:
         """Abort; with `force` even a prepared transaction. Raises `InvalidTransactionState` if it is committed."""
@@ -218,6 +226,11 @@ class AsyncTransaction:
         self._tells_first_use = False
         self._connection.ended(self._id)
 
+    def _is_all_that_is_under_way(self, entries: int) -> bool:
+        """Whether so many entries are all that is left to do in the transaction."""
+        counts = [sender.under_way(self._id) for sender in self._senders]
+        return self._failure is None and None not in counts and sum(filter(None, counts)) == entries
+
     def _check_complete(self) -> None:
         if self._failure is not None:
             raise InvalidTransactionState(
@@ -245,10 +258,10 @@ class AsyncTransaction:
         call = post(path_of("txns", self._id, verb), body, idempotent=idempotent, settled_by=settled_by)
         return await self._connection.coordinator(call)
 
-    async def _decide(self, writers: list[str] | None) -> TransactionHeader:
+    async def _decide(self, writers: list[str] | None, unknown: MetatxnError | None) -> TransactionHeader:
+        """Commit. `unknown` is the error of an earlier attempt that may have had an effect."""
         now = asyncio.get_running_loop().time
         deadline = now() + self._connection.request_timeout_s
-        unknown: MetatxnError | None = None
         self._out_of_hand()  # from now on it may be committed
         while True:
             try:

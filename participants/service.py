@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from metastore.api import MetadataStore
 from metastore.clock import Clock
@@ -38,7 +39,7 @@ from metatxn.wire.access import end_of_token
 from metatxn.wire.listeners import Listeners
 from metatxn.wire.models import DiskSpace
 from participants.api.routes import router
-from participants.broker.broker import Broker
+from participants.broker.broker import Broker, Committer
 from participants.broker.providers import Providers
 from participants.common.metrics import BrokerMetrics
 from participants.ledger.append_queue import LedgerMetrics
@@ -58,6 +59,9 @@ default."""
 DESCRIPTION = "Scalable topics that materialize the decisions of transactions they find in the metadata store."
 
 
+MakeCommitter = Callable[[MetadataStore, Clock, CollectorRegistry], Committer]
+
+
 def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -69,7 +73,9 @@ class BrokerService:
     Its ledgers are either local files in `data_dir` or objects below the URL `storage` (see `Bucket.open`). It shows
     `peer_token` to other brokers when it does not act for a caller. `transaction_buffers` and `pending_ack_stores` are
     the names of providers by namespace (see `participants.broker.providers`); raises `ValueError` for one that is not
-    installed. Without `exposure` only this machine may connect, and another `host` raises `InvalidExposure`.
+    installed. `transactions` makes what commits transactions in this process, for commits that come with entries;
+    without it, these are left to a coordinator. Without `exposure` only this machine may connect, and another `host`
+    raises `InvalidExposure`.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class BrokerService:
         peer_token: str | None = None,
         transaction_buffers: Mapping[str, str] | None = None,
         pending_ack_stores: Mapping[str, str] | None = None,
+        transactions: MakeCommitter | None = None,
         clock: Clock = wall_clock_ms,
     ) -> None:
         assert (data_dir is None) != (storage is None), "local files or an object store"
@@ -120,6 +127,7 @@ class BrokerService:
         self._disk_watermark = disk_watermark
         self._drain_timeout_s = drain_timeout_ms / 1000
         self._peer_token = peer_token
+        self._committer = None if transactions is None else transactions(self._store, clock, self.metrics.registry)
         self._providers = Providers.load(transaction_buffers or {}, pending_ack_stores or {})
         self._membership = Membership(store, "broker", version("metatxn"))
         self._memory: StoreMemory | None = None
@@ -155,6 +163,7 @@ class BrokerService:
             providers=self._providers,
             listeners=self._listeners,
             cluster_version=self._guard.version,
+            committer=self._committer,
         )
         self._route_to(self.broker, LayoutUpkeep(self.broker))
         await self._membership.announce(self.broker.id, self.url)

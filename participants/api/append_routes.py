@@ -30,6 +30,7 @@ from metatxn.wire.broker import (
     Message,
     PublishAnswer,
 )
+from metatxn.wire.coordinator import CommitRequest, TransactionHeader
 from metatxn.wire.entry_groups import MEDIA_TYPE, EntryHead, PublishGroupAnswer, unpack_entries
 from metatxn.wire.frames import NO_SEQUENCE, Behind, Entry, PayloadKind
 from metatxn.wire.ids import TxnId
@@ -150,13 +151,21 @@ def _append_group_route(api: APIRouter, broker: Broker) -> None:
         refused whatever becomes of the others, and its outcome is what that request would be answered. There are no
         redirects: an entry for a segment of another broker has the outcome NOT_OWNER.
 
+        With a `commit` in the head the transaction is committed once all entries are durable, as by a request to a
+        coordinator that follows them. If one of them is refused, no commit is tried, and the answer has none.
+
         The body is a head in JSON, preceded by its length, and followed by the payloads of all entries
         (docs/contract.md has an example).
         """
-        entries = unpack_entries(request.scope[BODY])
+        group = unpack_entries(request.scope[BODY])
         await check_transaction(broker, txn_id, caller)
-        outcomes = [_outcome(broker, request, caller, txn_id, head, payload) for head, payload in entries]
-        return PublishGroupAnswer(outcomes=await asyncio.gather(*outcomes))
+        outcomes = await asyncio.gather(
+            *(_outcome(broker, request, caller, txn_id, head, payload) for head, payload in group.entries)
+        )
+        answer = PublishGroupAnswer(outcomes=outcomes)
+        if group.commit is not None and all(isinstance(outcome, PublishAnswer) for outcome in outcomes):
+            answer.commit = await _committed(broker, request, caller, txn_id, group.commit)
+        return answer
 
 
 def _announce_route(api: APIRouter, broker: Broker) -> None:
@@ -203,6 +212,19 @@ async def _outcome(
         if not caller.superuser:
             caller.require("produce", topic_of_segment(head.segment))
         return await _append(broker, head.segment, head.media_type, draft, head.count)
+    except (errors.MetatxnError, MetastoreError) as error:
+        return problem_for(request, error)
+
+
+async def _committed(
+    broker: Broker, request: Request, caller: Principal, txn_id: TxnId, wanted: CommitRequest
+) -> TransactionHeader | Problem | None:
+    """What the commit is answered, or None if this broker commits nothing. Every entry of the transaction is durable
+    (DESIGN §5.1)."""
+    if broker.committer is None:
+        return None
+    try:
+        return await broker.committer.commit(txn_id, wanted.writers, caller=caller)
     except (errors.MetatxnError, MetastoreError) as error:
         return problem_for(request, error)
 

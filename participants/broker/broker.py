@@ -28,9 +28,11 @@ from metastore.types import Revision
 from metastore.versions import ClusterVersion, Feature
 from metatxn.service.lifecycle import Lifecycle, tell
 from metatxn.service.retry import until_it_succeeds
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.transport.api import Transport
 from metatxn.transport.pool import HttpTransport
 from metatxn.wire import errors
+from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
 from metatxn.wire.names import topic_of_segment
 from participants.broker.announcement import Announcement
@@ -67,6 +69,14 @@ MEASURE_S = 1.0
 NOT_IN_STORE = f"its ledgers are here, and the store does not know the segment: was it restored? {RECOVER}"
 TAKEN_WITHIN_S = 10.0
 """How long the creator of a segment waits for another broker to take it."""
+
+
+class Committer(Protocol):
+    """Commits transactions as a coordinator does, in the process of this broker."""
+
+    async def commit(
+        self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE
+    ) -> TransactionHeader: ...
 
 
 class Upkeep(Protocol):
@@ -112,8 +122,11 @@ class Broker:
         providers: Providers | None = None,
         listeners: Mapping[str, str] | None = None,
         cluster_version: ClusterVersion | None = None,
+        committer: Committer | None = None,
     ) -> None:
+        """Without a `committer`, commits that come with entries are left to those who sent them."""
         self.store = store
+        self.committer = committer
         self.listeners = dict(listeners or {})
         """The broker's addresses for clients elsewhere, by the names of the listeners that they use."""
         self.version = cluster_version or ClusterVersion()

@@ -257,7 +257,7 @@ def check_batch_of_messages(data: bytes) -> None:
 
 def check_entry_group(data: bytes) -> None:
     try:
-        entries = unpack_entries(data)
+        entries = unpack_entries(data).entries
     except errors.InvalidArgument:
         return
     assert sum(head.size for head, _ in entries) == sum(len(payload) for _, payload in entries)

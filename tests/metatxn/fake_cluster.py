@@ -83,6 +83,8 @@ class FakeCluster:
         self.version: int | None = 2
         """The cluster version; None: it is of release 0.2.0."""
         self.knows_groups = True
+        self.carries_commits = True
+        """Whether it commits what comes with the last entries."""
         self.knows_announcements = True
         self.announced: list[dict[str, Any]] = []
         """The requests that announced writes."""
@@ -210,6 +212,9 @@ class FakeCluster:
         if header["state"] not in ("OPEN", state):
             return problem(ErrorCode.INVALID_TXN_STATE)
         header["state"] = state
+        with self._lock:  # a broker remembers the sequences of a transaction until that is decided
+            for segment in self.segments.values():
+                segment.seen = {number: None for number in segment.seen if number[0] != txn_id}
         return self._header(txn_id)
 
     def _segments(self) -> list[dict[str, Any]]:
@@ -228,11 +233,15 @@ class FakeCluster:
     def _append_group(self, txn_id: str, body: bytes) -> httpx.Response:
         """Each entry as in a request of its own."""
         outcomes = []
-        for head, payload in unpack_entries(body):
+        group = unpack_entries(body)
+        for head, payload in group.entries:
             params = {"txn_id": txn_id, **head.model_dump(include={"producer", "sequence", "count", "before_commit"})}
             url, kind = httpx.URL(f"{BROKER}/v1/segments", params=params), {"Content-Type": head.media_type}
             outcomes.append(self._append(head.segment, httpx.Request("POST", url, content=payload, headers=kind)))
-        return httpx.Response(200, json={"outcomes": [outcome.json() for outcome in outcomes]})
+        answer: dict[str, Any] = {"outcomes": [outcome.json() for outcome in outcomes]}
+        if group.commit is not None and self.carries_commits and all(outcome.is_success for outcome in outcomes):
+            answer["commit"] = self.commit(txn_id, group.commit.writers).json()
+        return httpx.Response(200, json=answer)
 
     def _append(self, segment_id: str, request: httpx.Request) -> httpx.Response:
         segment, params = self.segments[segment_id], request.url.params

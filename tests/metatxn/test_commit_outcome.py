@@ -269,7 +269,7 @@ async def test_unknown_outcome_is_not_aborted_on_leaving(cluster: FakeCluster, c
 @pytest.mark.parametrize("way", ["commit", "leave"])
 async def test_commit_with_a_send_that_fails(cluster: FakeCluster, client: metatxn.AsyncClient, way: str) -> None:
     """Scenario 27: the commit fails with the send's error, and the transaction is not left open."""
-    cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))]
+    cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))] * 2  # together with the commit, and alone
     async with client:
         txn = await client.begin()
         with pytest.raises(metatxn.PayloadTooLarge):  # noqa: PT012
@@ -314,7 +314,7 @@ async def test_transaction_whose_abort_failed_cannot_be_committed(
     cluster: FakeCluster, client: metatxn.AsyncClient
 ) -> None:
     """Its timeout will abort it; until then an incomplete transaction must not become visible."""
-    cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))]
+    cluster.before = [("entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))] * 2
     cluster.before += [("/abort", answering(ErrorCode.NOT_ALLOWED))] * 2
     async with client:
         txn = await client.begin()
@@ -375,7 +375,7 @@ async def test_a_client_that_is_closed_aborts_no_transaction_that_may_be_committ
     """The commit had no answer, and nobody could tell the outcome: it is left to the timeout."""
     async with connect(COORDINATOR, request_timeout_s=0.2, transport=cluster.transport) as client:
         txn = await client.begin()
-        await client.producer("t").send(1, txn=txn)
+        await (await client.producer("t").send(1, txn=txn))
         cluster.before = [(COMMIT, silent), *[("GET /v1/txns/", silent)] * 100]
         with pytest.raises(metatxn.OutcomeUnknown):
             await txn.commit()

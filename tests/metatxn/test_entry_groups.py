@@ -64,7 +64,8 @@ async def test_two_entries_are_one_request() -> None:
 
 async def test_one_entry_is_no_group() -> None:
     cluster = two_segments()
-    assert await written(cluster, keys=(LOW,)) is None
+    async with metatxn.connect_async(COORDINATOR, transport=cluster.transport) as client, client.transaction() as txn:
+        await (await client.producer("t").send(LOW, key=LOW, txn=txn))
     assert entries_sent(cluster) == ["s-0.a"]
 
 
@@ -123,7 +124,7 @@ async def test_a_group_has_a_bound(bound: str, most: int, monkeypatch: pytest.Mo
     sizes = []
 
     def seen(request: httpx.Request) -> None:
-        sizes.append(len(unpack_entries(request.content)))
+        sizes.append(len(unpack_entries(request.content).entries))
 
     cluster.before += [("/entries", seen)] * 2
     assert await written(cluster, keys=keys) is None
@@ -172,6 +173,7 @@ async def test_an_entry_that_was_perhaps_appended_is_not_denied() -> None:
 
 async def test_one_entry_of_a_group_that_was_perhaps_appended_is_not_denied() -> None:
     cluster = two_segments()
+    cluster.carries_commits = False
 
     def one_is_unknown(request: httpx.Request) -> httpx.Response:
         unknown = problem(ErrorCode.OUTCOME_UNKNOWN).json()
@@ -319,7 +321,7 @@ def test_a_group_says_everything_about_its_entries() -> None:
         ("t", Entry(b"", PayloadKind.BYTES, 1, None, None, None, 0)),
         ("u", Entry(b"[]", PayloadKind.MESSAGES, 2, None, "w", None, 1)),
     ]
-    found = unpack_entries(pack_entries(entries))
+    found = unpack_entries(pack_entries(entries)).entries
     assert [(head.segment, payload) for head, payload in found] == [(name, entry.payload) for name, entry in entries]
     assert [(head.writer, head.producer, head.sequence, head.count) for head, _ in found] == [
         (entry.writer, entry.producer, entry.sequence, entry.count) for _, entry in entries

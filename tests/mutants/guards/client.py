@@ -10,6 +10,8 @@ _CLUSTER = "metatxn/cluster.py"
 _DELIVERY = "metatxn/delivery.py"
 _TEST_BATCHING = "tests/metatxn/test_batching.py"
 _TEST_VOUCHING = "tests/metatxn/test_before_commit.py"
+_CARRIED = "metatxn/carried.py"
+_TEST_CARRIED = "tests/metatxn/test_carried_commits.py"
 _TEST_DELIVERIES = "tests/metatxn/test_random_deliveries.py"
 
 CLIENT = (
@@ -492,6 +494,78 @@ CLIENT = (
         "if entry.before_commit and not await self._directory.knows_batches():",
         "if False:",
         tests=(f"{_TEST_VOUCHING}::test_170_it_does_not_vouch_while_a_service_of_release_0_2_0_may_be_there",),
+    ),
+    Mutant(
+        "carries-what-others-may-commit",
+        "5.1: a commit travels with entries only if nobody else commits the transaction",
+        "metatxn/connection.py",
+        "        if txn_id not in self._open:\n            return contextlib.nullcontext()\n",
+        "",
+        tests=(f"{_TEST_CARRIED}::test_171_it_travels_alone_where_others_may_commit",),
+    ),
+    Mutant(
+        "carries-before-all-is-under-way",
+        "5.1: a commit travels with entries only if nothing else of the transaction is under way",
+        _TRANSACTION,
+        "and sum(filter(None, counts)) == entries",
+        "",
+        tests=(f"{_TEST_CARRIED}::test_171_it_waits_for_what_else_is_under_way",),
+    ),
+    Mutant(
+        "carries-before-all-is-sent",
+        "5.1: a commit travels with entries only if nothing of the transaction waits to be sent",
+        _DELIVERY,
+        "        if any(lane.items or lane.starting for lane in lanes):\n            return None\n",
+        "",
+        tests=(f"{_TEST_CARRIED}::test_171_what_waits_to_be_sent_is_under_way_in_an_unknown_number_of_entries",),
+    ),
+    Mutant(
+        "carries-after-an-entry-has-failed",
+        "5.1: no commit is sent once an entry of the transaction has failed",
+        _DELIVERY,
+        "        if self._final_failure(txn_id) is not None:\n            return None\n        lanes",
+        "        lanes",
+        tests=(f"{_TEST_CARRIED}::test_171_nothing_is_committed_after_a_failure",),
+    ),
+    Mutant(
+        "carries-after-something-has-failed",
+        "5.1: no commit is sent once something of the transaction was not done",
+        _TRANSACTION,
+        "return self._failure is None and None not in counts",
+        "return None not in counts",
+        tests=(f"{_TEST_CARRIED}::test_171_nothing_is_committed_after_a_failure",),
+    ),
+    Mutant(
+        "vouches-once-the-commit-has-departed",
+        "5.1: what is sent again behind a commit is not vouched for",
+        "metatxn/publishing.py",
+        "replace(entry, before_commit=False), earlier)",
+        "entry, earlier)",
+        tests=(f"{_TEST_CARRIED}::test_171_a_request_that_never_arrived_is_made_up_for",),
+    ),
+    Mutant(
+        "entry-of-a-committed-transaction-has-failed",
+        "5.1: an entry that was sent with a commit is durable if that has taken effect",
+        "metatxn/publishing.py",
+        "            if await commit.has_landed(error):\n                return NOT_TOLD\n",
+        "",
+        tests=(f"{_TEST_CARRIED}::test_171_without_an_answer_the_header_tells_that_all_is_there",),
+    ),
+    Mutant(
+        "entry-of-an-aborted-transaction-has-landed",
+        "5.1: only a committed header tells that an entry which is refused now is durable",
+        _CARRIED,
+        'return (await self._read()).state == "COMMITTED"',
+        'return (await self._read()).state != "OPEN"',
+        tests=(f"{_TEST_CARRIED}::test_171_entries_that_were_refused_in_an_aborted_transaction_have_failed",),
+    ),
+    Mutant(
+        "a-refused-carried-commit-is-believed",
+        "5.11: after an attempt without an answer, a refusal of the next one settles nothing",
+        _CARRIED,
+        "        elif answer is not None and not (",
+        "        elif False and answer is not None and not (",
+        tests=(f"{_TEST_CARRIED}::test_171_a_commit_without_an_answer_is_not_denied",),
     ),
     Mutant(
         "begun-ahead-for-another-timeout",

@@ -90,6 +90,14 @@ PARTICIPANTS = (
         ),
     ),
     Mutant(
+        "commits-although-an-entry-was-refused",
+        "5.1: a commit that came with entries is tried only if all of them are durable",
+        "participants/api/append_routes.py",
+        "if group.commit is not None and all(isinstance(outcome, PublishAnswer) for outcome in outcomes):",
+        "if group.commit is not None:",
+        tests=("tests/participants/api/test_entry_groups.py::test_171_nothing_is_committed_if_an_entry_is_refused",),
+    ),
+    Mutant(
         "begin-with-intents-without-owner-guard",
         "5.2: the begin that stores intents checks the ownership of their segments",
         _INTENTS,

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from metastore.errors import StoreUnavailable
+from coordinator.transactions import Transactions
+from metastore.errors import OutcomeUnknown, StoreUnavailable
+from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire.broker import BATCH_MEDIA_TYPE, BYTES_MEDIA_TYPE, MESSAGES_MEDIA_TYPE
+from metatxn.wire.coordinator import CommitRequest, TransactionHeader
 from metatxn.wire.entry_groups import MAX_ENTRIES, MEDIA_TYPE, pack_entries
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.frames import Entry, PayloadKind
@@ -245,3 +249,115 @@ async def test_a_malformed_group_changes_nothing(process: BrokerProcess, world: 
 
 async def test_the_id_of_the_transaction_is_checked(process: BrokerProcess) -> None:
     assert_problem(await send_body(process, "1", body_of((SEGMENT, b"x"))), ErrorCode.INVALID_ARGUMENT, "txn_id")
+
+
+# -- with a commit ------------------------------------------------------------------------------------------------
+
+
+async def send_with_commit(
+    process: BrokerProcess, txn: TxnId, *segments: str, writers: list[str] | None = None, writer: str | None = None
+) -> Any:
+    """What a request with an entry for each segment, and with a commit, is answered."""
+    entries = [(segment, Entry(b"x", PayloadKind.BYTES, 1, None, writer, "p", 0)) for segment in segments]
+    answer = await send_body(process, txn, pack_entries(entries, CommitRequest(writers=writers)))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.fixture
+def transactions(process: BrokerProcess, world: World) -> Transactions:
+    """What commits in the process of the broker."""
+    process.broker.committer = transactions = Transactions(world.store, world.now_ms)
+    return transactions
+
+
+async def test_171_the_commit_follows_the_entries(
+    process: BrokerProcess, world: World, transactions: Transactions
+) -> None:
+    one, two = await process.create("t", 2)
+    txn = await world.begin()
+    answer = await send_with_commit(process, txn, one, two)
+    assert [outcome["duplicate"] for outcome in answer["outcomes"]] == [False] * 2
+    assert (answer["commit"]["state"], answer["commit"]["txn_id"]) == ("COMMITTED", str(txn))
+    for segment in (one, two):
+        assert await read(process, segment, wait_ms=5_000) == ["x"]
+
+
+async def test_171_only_the_named_writers_count(
+    process: BrokerProcess, world: World, transactions: Transactions
+) -> None:
+    one, two = await process.create("t", 2)
+    txn = await world.begin()
+    await send(process, txn, (one, b"of nobody"))
+    answer = await send_with_commit(process, txn, two, writers=["a"], writer="b")
+    assert answer["commit"]["writers"] == ["a"]
+    assert await read(process, one, wait_ms=5_000) == ["of nobody"]
+    assert await read(process, two) == []
+
+
+class _Looking:
+    """Commits nothing, but looks at what is durable at that moment."""
+
+    def __init__(self, process: BrokerProcess, *segments: str) -> None:
+        self._process, self._segments = process, segments
+        self.seen: list[list[str]] = []
+
+    async def commit(
+        self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE
+    ) -> TransactionHeader:
+        uncommitted = partial(read, self._process, isolation="read_uncommitted")
+        self.seen = [await uncommitted(segment) for segment in self._segments]
+        raise OutcomeUnknown("the reply was lost")
+
+
+async def test_171_it_is_tried_once_every_entry_is_durable_and_its_problem_is_told(
+    process: BrokerProcess, world: World
+) -> None:
+    one, two = await process.create("t", 2)
+    process.broker.committer = looking = _Looking(process, one, two)
+    answer = await send_with_commit(process, await world.begin(), one, two)
+    assert looking.seen == [["x"], ["x"]]
+    assert (answer["commit"]["code"], answer["commit"]["definite"]) == (ErrorCode.OUTCOME_UNKNOWN, False)
+    assert all("position" in outcome for outcome in answer["outcomes"])
+
+
+async def test_171_nothing_is_committed_if_an_entry_is_refused(
+    process: BrokerProcess, world: World, transactions: Transactions
+) -> None:
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    answer = await send_with_commit(process, txn, segment, segment.replace("/t/", "/elsewhere/"))
+    assert [outcome.get("code") for outcome in answer["outcomes"]] == [None, ErrorCode.NOT_FOUND]
+    assert "commit" not in answer
+    assert (await transactions.get(txn)).state == "OPEN"
+
+
+async def test_171_a_broker_that_commits_nothing_says_nothing(process: BrokerProcess, world: World) -> None:
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    assert "commit" not in await send_with_commit(process, txn, segment)
+    assert (await Transactions(world.store, world.now_ms).get(txn)).state == "OPEN"
+
+
+async def test_171_entries_that_were_there_already_count(
+    process: BrokerProcess, world: World, transactions: Transactions
+) -> None:
+    one, two = await process.create("t", 2)
+    txn = await world.begin()
+    first = await send(process, txn, (one, b"x"), (two, b"x"))
+    answer = await send_with_commit(process, txn, one, two)
+    assert answer["outcomes"] == [outcome | {"duplicate": True} for outcome in first]
+    assert answer["commit"]["state"] == "COMMITTED"
+
+
+async def test_171_what_does_not_fit_has_no_effect(
+    process: BrokerProcess, world: World, transactions: Transactions
+) -> None:
+    (segment,) = await process.create("t")
+    txn = await world.begin()
+    for commit, field in (({"writers": "a"}, "commit.writers"), ({"force": True}, "commit.force"), (1, "commit")):
+        text = in_json({"entries": [head(segment)], "commit": commit})
+        answer = await send_body(process, txn, with_head(text, b"x"))
+        assert_problem(answer, ErrorCode.INVALID_ARGUMENT, field)
+    assert await read(process, segment, isolation="read_uncommitted") == []
+    assert (await transactions.get(txn)).state == "OPEN"

@@ -1,21 +1,31 @@
 """Goal: the commands about topics and subscriptions do what they say whichever of several brokers they are sent to.
 
-Method: real brokers on a shared directory and a real etcd; every command goes to the next broker in turn.
+Method: real brokers on a shared directory and a real etcd; every command goes to the next broker in turn. A broker as
+it is started also commits what comes with the last entries (scenario 171).
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+import metatxn
 from tests.metatxn.command_line import run_here
 from tests.participants.processes.cluster import Cluster
 
 NUMBERS = range(30)
+COMMITTED = 'metatxn_transactions_ended_total{result="committed"} 1.0'
+
+
+async def _commit_one(url: str, topic: str) -> None:
+    async with metatxn.connect_async(url) as client, client.transaction() as txn:
+        await client.producer(topic).send("x", txn=txn)
 
 
 @pytest.mark.timeout(600)
@@ -32,6 +42,12 @@ def test_every_command_at_any_broker(tmp_path: Path) -> None:
         def values(*more: str) -> list[int]:
             return sorted(message["value"] for message in ask("topic", "consume", "t", *more))
 
+        ask("topic", "create", "u")
+        asyncio.run(_commit_one(cluster.url, "u"))
+        processes = [*(broker.url for broker in brokers), cluster.url]
+        assert [COMMITTED in httpx.get(f"{url}/metrics").text for url in processes].count(True) == 1
+        assert COMMITTED not in httpx.get(f"{cluster.url}/metrics").text
+        cluster.client.delete_topic("u")
         ask("topic", "create", "t", "--segments", "12")
         cluster.wait(lambda: set(cluster.owners("t").values()) == {broker.url for broker in brokers})
         for name in ("a", "b"):

@@ -30,5 +30,5 @@ def check(history: History) -> Iterable[str]:
             if write.position is not None and latest.get((write.segment or "", write.key), (0, -1)) > write.position:
                 continue  # it was replaced
             yield f"{write} was acknowledged and is lost"
-        elif found != (write.segment or found[0], write.position):
+        elif found != (write.segment or found[0], write.position or found[1]):
             yield f"{write} was acknowledged at one place and is at another: {found}"
