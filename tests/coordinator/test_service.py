@@ -200,3 +200,19 @@ async def test_the_log_names_the_transaction(transactions: Transactions, clock: 
         ("transaction decided", "info", str(expired)),
         *(("header collected", "debug", str(txn_id)) for txn_id in (committed, expired)),
     ]
+
+
+async def test_a_store_that_answers_but_not_how_large_it_is_has_no_size_in_the_status(
+    truth: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_answer() -> int:
+        raise StoreUnavailable("nobody listens")
+
+    store = FaultyStore(truth)
+    monkeypatch.setattr(store, "size_bytes", no_answer)
+    service = CoordinatorService(store, port=0)
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
+        shown = (await client.get("/v1/status")).json()
+    await service.stop()
+    assert shown["ready"] and "size_bytes" not in {name for name, value in shown["store"].items() if value is not None}

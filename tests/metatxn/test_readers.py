@@ -153,3 +153,7 @@ def test_ids_that_follow_each_other_are_parsed_as_each_is_alone() -> None:
                 parse_message_ids([start, text, broken])
         else:
             assert parse_message_ids([start, text, broken])[2] == alone
+
+
+async def test_a_reader_says_what_it_reads(reader: metatxn.AsyncReader) -> None:
+    assert repr(reader) == "AsyncReader('t')"

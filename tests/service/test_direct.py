@@ -252,3 +252,15 @@ async def test_what_fits_does_not_meet_the_slow_way(name: str, monkeypatch: pyte
 
 async def _slow(router: APIRouter, scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("this request fits, and FastAPI was asked for it")
+
+
+async def test_a_request_that_has_lost_its_body_is_refused_by_either() -> None:
+    """It names the type of a body, and neither brings one nor says how long it is (`metatxn/service/gate.py`)."""
+    answers = []
+    async with _client(_app()) as client:
+        for prefix in ("/plain", "/quick"):
+            request = client.build_request("POST", f"{prefix}/txns", headers=JSON_TYPE)
+            del request.headers["Content-Length"]
+            answers.append(await client.send(request))
+    assert [answer.status_code for answer in answers] == [422, 422]
+    assert answers[0].content == answers[1].content

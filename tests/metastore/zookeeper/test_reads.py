@@ -98,3 +98,30 @@ async def test_a_read_of_very_many_records_follows_the_log_and_has_the_time_of_a
         keys[0]: b"after 3",
         **dict.fromkeys(keys[4:], b"before"),
     }
+
+
+async def test_a_page_that_turns_out_too_small_is_read_again(
+    zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was deleted while the page was read leaves room for records that nobody has asked for."""
+    store = await open_store(zookeeper_server, "/too-small")
+    keys = [f"/{number}" for number in range(6)]
+    batch = store.batch()
+    for key in keys:
+        batch = batch.put(key, b"")
+    await store.apply(batch)
+    wanted = {get_data(store._paths.record(key)) for key in keys}
+    read, contents = store._connection.read, 0
+
+    async def interrupted(operations: Sequence[bytes], deadline: float) -> Reading:
+        nonlocal contents
+        if wanted.issuperset(operations):
+            contents += 1
+            if contents == 1:
+                await store.apply(store.batch().delete(keys[1]))
+        return await read(operations, deadline)
+
+    monkeypatch.setattr(store._connection, "read", interrupted)
+    page = await store.range("/", "0", limit=2)
+    assert ([record.key for record in page.records], page.more) == ([keys[0], keys[2]], True)
+    assert contents == 2

@@ -1086,3 +1086,13 @@ async def test_the_openapi_page_shows_every_path(process: BrokerProcess) -> None
         "/v1/segments/{segment}/entries",
     } <= paths.keys()
     assert "application/vnd.apache.arrow.stream" in json.dumps(paths["/v1/segments/{segment}/entries"]["post"])
+
+
+async def test_a_position_is_found_by_a_time_or_from_another_one(process: BrokerProcess) -> None:
+    (segment,) = await process.create("t")
+    last = [(await append(process, segment, b"%d" % number)).json()["position"] for number in range(3)][-1]
+    path = f"/v1/segments/{enc(segment)}/position"
+    assert (await process.http.get(path, params={"at_ms": 0})).json()["position"] == "1:0"
+    assert (await process.http.get(path, params={"before": last, "entries": 2})).json()["position"] == "1:0"
+    for query in ({}, {"at_ms": 0, "before": last}):
+        assert_problem(await process.http.get(path, params=query), ErrorCode.INVALID_ARGUMENT, "at_ms")

@@ -17,6 +17,7 @@ from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metastore.txn import paths
 from metastore.txn.records.segments import OwnerRecord, SegmentRecord
 from metastore.txn.records.topics import TopicRecord
+from metatxn.wire.broker import REVISION_HEADER
 from metatxn.wire.frames import Entry, PayloadKind
 from metatxn.wire.position import Position
 from participants.segment.dedup import AppendedBefore
@@ -347,6 +348,10 @@ async def test_readers_go_on_in_the_children_or_are_told_what_they_missed(topic:
     for place in (last, None):
         answer = await topic.read(PARENT, place)
         assert (answer.status_code, answer.content, answer.headers["Metatxn-End"]) == (200, b"", "true")
+    snapshot = await topic.process.http.get(
+        f"/v1/segments/{quoted(PARENT)}/entries", params={"after": str(last), "isolation": "snapshot"}
+    )
+    assert (snapshot.status_code, snapshot.content) == (200, b"") and int(snapshot.headers[REVISION_HEADER]) > 0
     wanted = {PARENT: {"after": str(last)}, CHILDREN[0]: {}}
     looked = (await topic.process.http.post("/v1/horizons", json={"segments": wanted})).json()
     assert looked["gone"] == []

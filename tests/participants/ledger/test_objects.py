@@ -578,3 +578,38 @@ def test_no_more_objects_are_kept_than_memory_allows(monkeypatch: pytest.MonkeyP
     cache.forget("a/")
     cache.put("b/3", bytes(10))
     assert kept() == {"b/1", "b/2", "b/3"}
+
+
+@pytest.mark.parametrize("formed", [False, True])
+async def test_an_object_that_is_gone_by_now_is_damage_unless_the_ledger_has_another_form(
+    storage: ObjectStorage, other: ObjectStorage, store: MemoryStore, formed: bool
+) -> None:
+    """Found by a ledger that was opened before. Who opens it again finds the form."""
+
+    async def no_pace(_: int) -> None: ...
+
+    ledger = await storage.create(SEGMENT, 1)
+    for payload in (b"a", b"b", b"c"):
+        await append_all(ledger, [payload])
+    sealed = await ledger.seal()
+    opened = await other.open_sealed(SEGMENT, 1, 3)
+    if formed:
+        await storage.write_form(SEGMENT, sealed, Form(7, 1), [1], no_pace)
+    store.delete(object_name(SEGMENT, 1, 1))
+    error, why = (LedgerMissing, "another form") if formed else (LedgerCorrupt, "0001 is missing")
+    with pytest.raises(error, match=why):
+        await opened.read(0, 1 << 20)
+
+
+async def test_an_object_that_became_shorter_is_not_copied(
+    storage: ObjectStorage, other: ObjectStorage, store: MemoryStore
+) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    for payload in (b"a", b"b"):
+        await append_all(ledger, [payload])
+    await ledger.seal()
+    opened = await other.open_sealed(SEGMENT, 1, 2)
+    name = object_name(SEGMENT, 1, 1)
+    store.put(name, bytes(store.get(name).bytes())[:-1])
+    with pytest.raises(LedgerCorrupt, match="have become shorter"):
+        await opened.raw_bytes(0, 1)

@@ -802,3 +802,22 @@ async def test_operations_of_an_earlier_life_are_not_followed(consuming: Consumi
     assert (await dropping).status_code == 204
     assert await consuming.world.operations(txn) == []
     assert not consuming.process.broker._mirror._listeners
+
+
+async def test_who_gives_up_waiting_leaves_the_others_their_answers(world: World) -> None:
+    consuming = await Consuming.start(world)
+    await consuming.subscribe()
+    ids = await consuming.publish_each("a", "b")
+    await consuming.receive()
+    held = world.store.fault(Fault(CURSOR, hold_before=True))
+    acks = [asyncio.create_task(consuming.ack([each])) for each in ids]
+    await held.reached.wait()
+    (part,) = subscriptions_of(await consuming.segment())
+    cursor_store = part._cursor_store
+    waiting = asyncio.create_task(cursor_store.persist())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    held.go.set()
+    assert [(await each).status_code for each in acks] == [200, 200]
+    assert await consuming.values() == []
