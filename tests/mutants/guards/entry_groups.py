@@ -113,8 +113,10 @@ ENTRY_GROUPS = (
         "one-refusal-refuses-the-group",
         "an entry of a group is refused by itself",
         _ROUTES,
-        "    except (errors.MetatxnError, MetastoreError) as error:\n        return problem_for(request, error)\n",
-        "    except MetastoreError as error:\n        return problem_for(request, error)\n",
+        "        return await _append(broker, head.segment, head.media_type, draft, head.count)\n"
+        "    except (errors.MetatxnError, MetastoreError) as error:\n",
+        "        return await _append(broker, head.segment, head.media_type, draft, head.count)\n"
+        "    except MetastoreError as error:\n",
         tests=(f"{_TEST_ROUTES}::test_one_entry_is_refused_and_the_others_are_appended",),
     ),
     Mutant(
