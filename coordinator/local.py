@@ -1,4 +1,4 @@
-"""Transactions in a process that is no coordinator: a broker, which commits what comes with the last entries.
+"""Commits in a process that is no coordinator: a broker, which commits what comes with the last entries.
 
 Every process with access to the store can decide a transaction (DESIGN §5.17), because the decision is one
 compare-and-set. Such a process begins none, so it has no coordinator id, and it runs no sweeps.
@@ -6,7 +6,8 @@ compare-and-set. Such a process begins none, so it has no coordinator id, and it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -16,6 +17,9 @@ from coordinator.metrics import CoordinatorMetrics
 from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.clock import Clock
+from metatxn.service.security.principal import ANYONE, Principal
+from metatxn.wire.coordinator import TransactionHeader
+from metatxn.wire.ids import TxnId
 
 SHOWN = {
     "pulsar_txn_metadata_store_header_cas",
@@ -33,8 +37,23 @@ class _Decisions(Collector):
         return (metric for metric in self._metrics.registry.collect() if metric.name in SHOWN)
 
 
-def local_transactions(store: MetadataStore, clock: Clock, registry: CollectorRegistry) -> Transactions:
-    """The transactions of `store`. `registry` shows what is decided here."""
+@dataclass(frozen=True, slots=True)
+class LocalCommits:
+    """Commits in this process. `counts` returns counters of them, by the names of a sample of the throughput, unless a
+    coordinator in this process counts them."""
+
+    transactions: Transactions
+    counts: Callable[[], Mapping[str, int]] = dict
+
+    async def commit(
+        self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE
+    ) -> TransactionHeader:
+        """See `Transactions.commit`."""
+        return await self.transactions.commit(txn_id, writers, caller=caller)
+
+
+def local_commits(store: MetadataStore, clock: Clock, registry: CollectorRegistry) -> LocalCommits:
+    """Commits of the transactions of `store`. `registry` shows what is decided here."""
     metrics = CoordinatorMetrics()
     registry.register(_Decisions(metrics))
-    return Transactions(store, clock, metrics=metrics)
+    return LocalCommits(Transactions(store, clock, metrics=metrics), metrics.counts)

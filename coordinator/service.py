@@ -31,6 +31,7 @@ from coordinator.console import PATH, ConsoleRoute, MakeConsole
 from coordinator.gc_sweep import GcSweep
 from coordinator.key_sweep import KeySweep
 from coordinator.listings import Listings
+from coordinator.local import LocalCommits
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.presence import Presence
 from coordinator.store_checks import StoreChecks
@@ -153,6 +154,11 @@ class CoordinatorService:
     @property
     def url(self) -> str:
         return self._server.url
+
+    @property
+    def commits(self) -> LocalCommits:
+        """Commits by a broker in the same process."""
+        return LocalCommits(self.transactions)
 
     @property
     def console_url(self) -> str | None:

@@ -6,15 +6,17 @@ Only when nothing else of the transaction is under way does its commit depart wi
 every one of them is durable. So this is the commit that the client would send after the answer, one round trip earlier
 (DESIGN §5.1).
 
-From then on the transaction may be committed. If the request has no answer, or not all of it was done, its entries are
-sent again without the promise that nobody had committed the transaction. A broker forgets the sequences of a decided
-transaction. So when such an entry is refused, the header tells: in a committed transaction every entry is durable,
-because nobody but this client commits it.
+From then on the transaction may be committed, until an answer says that no commit was tried. Its entries are sent again
+without the promise that nobody had committed the transaction. A broker forgets the sequences of a decided transaction.
+So when such an entry is refused, the header tells: in a committed transaction every entry is durable, because nobody
+but this client commits it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
+
+from pydantic import ValidationError
 
 from metatxn.wire.coordinator import CommitRequest, TransactionHeader
 from metatxn.wire.errors import MetatxnError, OutcomeUnknown
@@ -23,19 +25,22 @@ from metatxn.wire.problems import Problem, from_problem
 NOT_TOLD = ""
 """The position of an entry that is durable, where the answer with its position was lost."""
 
+EntryName = tuple[str, int]
+"""The producer and the sequence of an entry."""
+
 
 class CarriedCommit:
     """A commit with these `writers`, while the last entries of its transaction are under way. `is_ready` tells whether
-    so many entries are all that is under way. `departs` is called before it departs, and `read` reads the header."""
+    these entries are all that is under way. `departs` is called before it departs, and `read` reads the header."""
 
     def __init__(
         self,
         writers: list[str] | None,
-        is_ready: Callable[[int], bool],
+        is_ready: Callable[[Set[EntryName]], bool],
         departs: Callable[[], None],
         read: Callable[[], Awaitable[TransactionHeader]],
     ) -> None:
-        self.request = CommitRequest.model_construct(writers=writers)
+        self.request = _request(writers)
         self._is_ready = is_ready
         self._departs = departs
         self._read = read
@@ -44,9 +49,14 @@ class CarriedCommit:
         self.unknown: MetatxnError | None = None
         """Why it is not known whether the transaction is committed."""
 
-    def departs_with(self, entries: int) -> bool:
-        """Whether it departs with a request of so many entries. It does so once."""
-        if self.unknown is not None or self.header is not None or not self._is_ready(entries):
+    @property
+    def may_have_landed(self) -> bool:
+        """Whether it has departed, and no answer says that it was not carried out."""
+        return self.header is not None or self.unknown is not None
+
+    def departs_with(self, entries: Set[EntryName]) -> bool:
+        """Whether it departs with a request of these entries, if it is not on its way already."""
+        if self.request is None or self.may_have_landed or not self._is_ready(entries):
             return False
         self._departs()
         self.unknown = OutcomeUnknown("the commit that was sent with the last entries has no answer")
@@ -57,11 +67,12 @@ class CarriedCommit:
         self.unknown = None
         if isinstance(answer, TransactionHeader):
             self.header = answer
-        elif answer is not None and not (error := from_problem(answer.model_dump(exclude_none=True))).definite:
-            self.unknown = error
+        elif answer is not None:
+            self.failed(from_problem(answer.model_dump(exclude_none=True)))
 
-    def unanswered(self, error: MetatxnError) -> None:
-        self.unknown = error
+    def failed(self, error: MetatxnError) -> None:
+        """It was refused, or has no answer."""
+        self.unknown = None if error.definite else error
 
     async def has_landed(self, refusal: MetatxnError) -> bool:
         """Whether the transaction is committed, so that an entry of the request, which was refused now, is durable.
@@ -71,3 +82,12 @@ class CarriedCommit:
         except MetatxnError as error:
             unknown = OutcomeUnknown(f"{refusal.detail}; and whether it is committed is not known: {error.detail}")
             raise unknown from refusal
+
+
+def _request(writers: list[str] | None) -> CommitRequest | None:
+    """None if it does not fit: then a coordinator refuses the commit, or the caller has to learn that it cannot be
+    sent."""
+    try:
+        return CommitRequest.model_validate({"writers": writers}, strict=True)
+    except ValidationError:
+        return None

@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from metatxn.carried import EntryName
 from metatxn.topics import Layout
 from metatxn.wire.errors import InvalidArgument, MetatxnError, NotFound, SegmentSealed, TransactionConflict
 from metatxn.wire.frames import Entry, PayloadKind
@@ -282,14 +283,14 @@ class OrderedDelivery(Generic[T]):
         failed."""
         return txn_id not in self._failures and all(lane.txn_id != txn_id for lane in self._lanes.values())
 
-    def under_way(self, txn_id: str) -> int | None:
-        """The number of entries of `txn_id` in flight; None if something else of it waits to be sent, or has failed."""
+    def under_way(self, txn_id: str) -> Set[EntryName] | None:
+        """The entries of `txn_id` in flight; None if something else of it waits to be sent, or has failed."""
         if self._final_failure(txn_id) is not None:
             return None
         lanes = [lane for lane in self._lanes.values() if lane.txn_id == txn_id]
         if any(lane.items or lane.starting for lane in lanes):
             return None
-        return sum(len(lane.flights) for lane in lanes)
+        return {(self._producer, flight.sequence) for lane in lanes for flight in lane.flights}
 
     async def flush(self, txn_id: str | None = None, *, everything: bool = False) -> None:
         """Wait until everything that was put inside `txn_id` (None: outside transactions) is durable. Raises the first

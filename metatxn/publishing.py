@@ -24,7 +24,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from metatxn.answers import parsed
-from metatxn.carried import NOT_TOLD, CarriedCommit
+from metatxn.carried import NOT_TOLD, CarriedCommit, EntryName
 from metatxn.cluster import Directory
 from metatxn.http import Call, Earlier, Http, path_of
 from metatxn.json_messages import entry_in_json
@@ -120,7 +120,10 @@ class Publishing:
             return outcome
         if member.commit is None:
             return await self._alone(segment, entry, outcome)
-        return await self._behind_commit(member.commit, segment, entry, outcome)
+        again = replace(entry, before_commit=False)
+        if not member.commit.may_have_landed:
+            return await self._alone(segment, again, outcome)
+        return await self._behind_commit(member.commit, segment, again, outcome)
 
     @contextmanager
     def carrying(self, txn_id: TxnId, commit: CarriedCommit) -> Iterator[None]:
@@ -133,9 +136,9 @@ class Publishing:
                 del self._commits[txn_id]
 
     async def _behind_commit(self, commit: CarriedCommit, segment: str, entry: Entry, earlier: Earlier) -> str:
-        """Send an entry again, of whose transaction the commit was sent."""
+        """Send an entry again, whose transaction may be committed by the request that it came in."""
         try:
-            return await self._alone(segment, replace(entry, before_commit=False), earlier)
+            return await self._alone(segment, entry, earlier)
         except MetatxnError as error:
             if await commit.has_landed(error):
                 return NOT_TOLD
@@ -174,7 +177,7 @@ class Publishing:
         del self._forming[group.url, group.txn_id]
         group.members = [member for member in group.members if not member.outcome.done()]  # nobody waits for the others
         commit = self._commits.get(group.txn_id)
-        if commit is not None and commit.departs_with(len(group.members)):
+        if commit is not None and commit.departs_with({_name(member.entry) for member in group.members}):
             group.commit = commit
             for member in group.members:
                 member.commit = commit
@@ -207,7 +210,7 @@ class Publishing:
             told = parsed(PublishGroupAnswer, answer)
         except MetatxnError as error:
             if commit is not None:
-                commit.unanswered(error)
+                commit.failed(error)
             if error.members.get("status") == HTTPStatus.NOT_FOUND and not isinstance(error, TransactionNotFound):
                 self._without_groups[group.url] = asyncio.get_running_loop().time() + ASK_AGAIN_S
             return [_left(earlier, error) for _ in group.members]
@@ -260,6 +263,11 @@ class _Broker:
     def answered(self, url: str) -> None: ...
 
 
+def _name(entry: Entry) -> EntryName:
+    assert entry.producer is not None and entry.sequence is not None, "only such entries travel with others"
+    return entry.producer, entry.sequence
+
+
 def _left(earlier: Earlier, error: MetatxnError) -> Earlier:
     return Earlier(earlier.left_s, None if error.definite else error)
 
@@ -271,6 +279,7 @@ def _given_up() -> Earlier:
 def _travels_with_others(entry: Entry) -> bool:
     return (
         entry.txn_id is not None
+        and entry.producer is not None
         and entry.sequence is not None
         and entry.behind is None
         and entry.epoch is None

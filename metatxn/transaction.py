@@ -12,12 +12,12 @@ is committed: another caller may have committed it with a different list of writ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from metatxn.answers import parsed
-from metatxn.carried import CarriedCommit
+from metatxn.carried import CarriedCommit, EntryName
 from metatxn.connection import Connection, post
 from metatxn.http import Call, path_of
 from metatxn.transport.api import Answer
@@ -26,6 +26,7 @@ from metatxn.wire.errors import (
     ExpiredTransaction,
     InvalidTransactionState,
     MetatxnError,
+    OutcomeUnknown,
     TransactionConflict,
 )
 
@@ -37,7 +38,7 @@ class Sender(Protocol):
 
     def is_settled(self, txn_id: str) -> bool: ...
 
-    def under_way(self, txn_id: str) -> int | None: ...
+    def under_way(self, txn_id: str) -> Set[EntryName] | None: ...
 
     async def flush(self, txn_id: str | None = None) -> None: ...
 
@@ -65,6 +66,8 @@ class AsyncTransaction:
         self._senders: dict[Sender, None] = {}
         """The senders in the order in which they joined, so that a simulation can repeat every step."""
         self._failure: BaseException | None = None
+        self._doubt: MetatxnError | None = None
+        """Why nobody knows what became of a commit that had departed before something of the transaction failed."""
         self._remembered: set[str] = set()
         """The writers that were remembered through this object."""
         self._used: set[str] = set()
@@ -131,7 +134,9 @@ class AsyncTransaction:
         """
         if self._header and self._header.already_committed:
             return self._header
-        carried = CarriedCommit(writers, self._is_all_that_is_under_way, self._out_of_hand, self.refresh)
+        if self._doubt is not None:
+            return await self._told(self._doubt, writers)
+        carried = CarriedCommit(writers, self._are_all_under_way, self._out_of_hand, self.refresh)
         try:
             # A task for each of many producers would take longer than the commit, and mostly all are settled.
             waiting = [sender for sender in self._senders if not sender.is_settled(self._id)]
@@ -140,8 +145,14 @@ class AsyncTransaction:
                     await asyncio.gather(*[sender.flush(self._id) for sender in waiting])
             self._check_complete()
         except BaseException as failure:
-            await self._abort_after(failure)
-            raise
+            if not carried.may_have_landed:
+                await self._abort_after(failure)
+                raise
+            header = await self._committed_anyway(carried, failure)
+            self._discard()  # what came too late
+            if not isinstance(failure, Exception):
+                raise
+            return self._as_asked(header, writers)
         if carried.header is not None:
             self._header = carried.header
             return self._as_asked(carried.header, writers)
@@ -226,10 +237,15 @@ class AsyncTransaction:
         self._tells_first_use = False
         self._connection.ended(self._id)
 
-    def _is_all_that_is_under_way(self, entries: int) -> bool:
-        """Whether so many entries are all that is left to do in the transaction."""
-        counts = [sender.under_way(self._id) for sender in self._senders]
-        return self._failure is None and None not in counts and sum(filter(None, counts)) == entries
+    def _are_all_under_way(self, entries: Set[EntryName]) -> bool:
+        """Whether these entries are all that is left to do in the transaction."""
+        ours: set[EntryName] = set()
+        for sender in self._senders:
+            under_way = sender.under_way(self._id)
+            if under_way is None:
+                return False
+            ours |= under_way
+        return self._failure is None and ours == entries
 
     def _check_complete(self) -> None:
         if self._failure is not None:
@@ -309,12 +325,51 @@ class AsyncTransaction:
             unknown.add_note(f"the header could not be read: {error}")
             raise unknown from error
 
+    async def _committed_anyway(self, carried: CarriedCommit, failure: BaseException) -> TransactionHeader:
+        """The header of the transaction if it is committed, although something failed after its commit had departed:
+        that came too late. Otherwise it is aborted, and this raises `failure`; or it raises `OutcomeUnknown`, or
+        `failure` if that is no error, and the next commit only reads the header."""
+        if carried.header is not None:
+            self._header = carried.header
+            return carried.header
+        assert carried.unknown is not None
+        try:
+            await self.abort(reason=_reason(failure))
+        except InvalidTransactionState:
+            self._doubt = carried.unknown  # until the header has told
+        except MetatxnError as error:
+            self._doubt = OutcomeUnknown(f"{carried.unknown.detail}; and it could not be aborted: {error.detail}")
+        else:
+            self.failed(failure)
+            raise failure
+        try:
+            header = await self._reread(self._doubt)
+            if header.state == "COMMITTED":
+                self._doubt = None
+                return header
+            raise self._doubt
+        except MetatxnError as unknown:
+            if isinstance(failure, Exception):
+                raise unknown from failure
+            raise failure from unknown
+
+    async def _told(self, doubt: MetatxnError, writers: list[str] | None) -> TransactionHeader:
+        """The header, if it says that the transaction is committed. While it is open, nothing is tried, because
+        something of the transaction may be missing."""
+        header = await self._reread(doubt)
+        if header.state == "ABORTED":
+            raise _aborted(header) from doubt
+        if header.state != "COMMITTED":
+            raise doubt
+        self._discard()
+        return self._as_asked(header, writers)
+
     async def _abort_after(self, failure: BaseException) -> None:
         """The caller gets the failure. If the abort fails too, the timeout will abort the transaction; until then
         no one may commit what is incomplete."""
         self.failed(failure)
         try:
-            await self.abort(reason=f"{type(failure).__name__}: {failure}"[:1024])
+            await self.abort(reason=_reason(failure))
         except MetatxnError as error:
             failure.add_note(f"aborting transaction {self._id} failed too: {error}")
             self._discard()
@@ -336,6 +391,10 @@ class inside:  # noqa: N801  a statement, as those of contextlib
     ) -> None:
         if error is not None and self._txn is not None:
             self._txn.failed(error)
+
+
+def _reason(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {failure}"[:1024]
 
 
 def _aborted(header: TransactionHeader) -> MetatxnError:

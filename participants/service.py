@@ -73,7 +73,7 @@ class BrokerService:
     Its ledgers are either local files in `data_dir` or objects below the URL `storage` (see `Bucket.open`). It shows
     `peer_token` to other brokers when it does not act for a caller. `transaction_buffers` and `pending_ack_stores` are
     the names of providers by namespace (see `participants.broker.providers`); raises `ValueError` for one that is not
-    installed. `transactions` makes what commits transactions in this process, for commits that come with entries;
+    installed. `commits` makes what commits transactions in this process, for commits that come with entries;
     without it, these are left to a coordinator. Without `exposure` only this machine may connect, and another `host`
     raises `InvalidExposure`.
     """
@@ -96,7 +96,7 @@ class BrokerService:
         peer_token: str | None = None,
         transaction_buffers: Mapping[str, str] | None = None,
         pending_ack_stores: Mapping[str, str] | None = None,
-        transactions: MakeCommitter | None = None,
+        commits: MakeCommitter | None = None,
         clock: Clock = wall_clock_ms,
     ) -> None:
         assert (data_dir is None) != (storage is None), "local files or an object store"
@@ -115,7 +115,7 @@ class BrokerService:
         self._guard = IncarnationGuard(store, clock, seen=self._seen_revision, on_refusal=self._refuse)
         self._known = KnownCluster(store, self._guard)
         self._running = AsyncExitStack()
-        self._throughput = Throughput(self.metrics.traffic.counts, clock, self._look_at_segments)
+        self._throughput = Throughput(self._counts, clock, self._look_at_segments)
         self.app = self._create_app()
         self._listeners = dict(listeners or {})
         self.app.state.listeners = Listeners(advertise_url, self._listeners)
@@ -127,7 +127,7 @@ class BrokerService:
         self._disk_watermark = disk_watermark
         self._drain_timeout_s = drain_timeout_ms / 1000
         self._peer_token = peer_token
-        self._committer = None if transactions is None else transactions(self._store, clock, self.metrics.registry)
+        self._committer = None if commits is None else commits(self._store, clock, self.metrics.registry)
         self._providers = Providers.load(transaction_buffers or {}, pending_ack_stores or {})
         self._membership = Membership(store, "broker", version("metatxn"))
         self._memory: StoreMemory | None = None
@@ -178,6 +178,9 @@ class BrokerService:
         await self.broker.announcement.start()
         self._throughput.start()
         self._tell(Lifecycle.SERVICE_READY, url=self.url, storage=self._storage.storage_id)
+
+    def _counts(self) -> dict[str, int]:
+        return {**self.metrics.traffic.counts(), **(self._committer.counts() if self._committer is not None else {})}
 
     def _look_at_segments(self) -> None:
         if self.broker is not None:

@@ -230,7 +230,7 @@ def dev(
         where = {"host": host, "exposure": exposed}
         console = late_console(no_console, read_only_console)
         coordinator = made("coordinator", opened, settings, port=port, console=console, **where)
-        where["transactions"] = lambda *_: cast(Any, coordinator).transactions
+        where["commits"] = lambda *_: cast(Any, coordinator).commits
         broker = made("broker", opened, settings, data_dir=data_dir / "broker", port=broker_port, **where)
         await started(stack, coordinator, "coordinator", "--port", port)
         await started(stack, broker, "broker", "--broker-port", broker_port, data_dir)
@@ -336,7 +336,7 @@ def broker(
         opened = await services.connect_store(store)
         stack.push_async_callback(opened.close)
         where: dict[str, Any] = {"host": host, "port": port, "peer_token": peer_token, **advertised(advertise_url)}
-        where |= {"data_dir": data_dir, "storage": storage, "transactions": services.load("transactions")}
+        where |= {"data_dir": data_dir, "storage": storage, "commits": services.load("commits")}
         settings = {"max_ledger_bytes": max_ledger_bytes, "disk_watermark": disk_watermark}
         settings["drain_timeout_ms"] = drain_timeout_ms
         try:

@@ -181,7 +181,7 @@ class DiskSpace(BaseModel):
 
 class ThroughputSample(BaseModel):
     """What a service has done in the interval that ended at `at_ms`. Transactions are those that began or were decided
-    at this coordinator; messages and the bytes of their payloads went through this broker."""
+    at this service; messages and the bytes of their payloads went through this broker."""
 
     at_ms: int
     transactions_begun: int | None = None

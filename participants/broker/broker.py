@@ -72,7 +72,11 @@ TAKEN_WITHIN_S = 10.0
 
 
 class Committer(Protocol):
-    """Commits transactions as a coordinator does, in the process of this broker."""
+    """Commits transactions as a coordinator does, in the process of this broker. `counts` returns counters, by the
+    names of a sample of the throughput, of what no coordinator counts."""
+
+    @property
+    def counts(self) -> Callable[[], Mapping[str, int]]: ...
 
     async def commit(
         self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE

@@ -9,6 +9,7 @@ once it is decided, as brokers do. `test_random_deliveries` draws the faults.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -157,16 +158,16 @@ async def test_171_nothing_is_committed_after_a_failure(how: str) -> None:
     assert state(cluster) == "OPEN"
 
 
-async def test_171_what_waits_to_be_sent_is_under_way_in_an_unknown_number_of_entries() -> None:
+async def test_171_what_waits_to_be_sent_is_under_way_in_entries_that_are_not_known_yet() -> None:
     cluster = two_segments()
     async with connected(cluster) as client:
         txn, producer = await client.begin(), client.producer("t", linger_ms=3_600_000)
         await producer.send(LOW, key=LOW, txn=txn)
         assert producer.delivery.under_way(txn.id) is None
         flushing = asyncio.create_task(producer.flush())
-        await _until(lambda: producer.delivery.under_way(txn.id) == 1)
+        await _until(lambda: producer.delivery.under_way(txn.id) == {(producer.delivery._producer, 0)})
         await flushing
-        assert producer.delivery.under_way(txn.id) == 0
+        assert producer.delivery.under_way(txn.id) == set()
 
 
 async def test_171_an_entry_that_is_refused_keeps_the_others_from_being_committed() -> None:
@@ -359,20 +360,135 @@ async def test_171_a_commit_without_an_answer_is_not_denied() -> None:
             await txn.commit()
 
 
-async def test_171_who_gives_up_waiting_learns_the_truth_later() -> None:
-    """The caller is cancelled while the commit is on its way: it is tried to abort, and the header tells."""
-    cluster = two_segments()
-    gate = asyncio.Event()
-    cluster.before.append((GROUP, lambda _: _opened(gate)))
+async def test_171_entries_of_others_do_not_stand_for_ours() -> None:
+    """Another object writes into the transaction meanwhile: as many entries depart as ours are under way, but one of
+    ours is on its way elsewhere."""
+    cluster, gate = two_segments(), asyncio.Event()
+    cluster.before.append(("s-0.a/entries", lambda _: _opened(gate)))
+    async with connected(cluster) as client:
+        txn = await client.begin()
+        producer, other = client.producer("t"), client.producer("t")
+        await producer.send("first", key=LOW, txn=txn)
+        await _until(lambda: bool(entries_sent(cluster)))
+        await producer.send("second", key=HIGH, txn=txn)
+        await other.send("of another", key=HIGH, txn=client.attach(txn.id))
+        committing = asyncio.create_task(txn.commit())
+        await _until(lambda: len([entry for each in cluster.segments.values() for entry in each.entries]) == 2)
+        assert state(cluster) == "OPEN"
+        gate.set()
+        await committing
+    assert sorted(cluster.visible()) == ["first", "of another", "second"]
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["it arrives", "it never arrives"])
+@pytest.mark.parametrize("told", [True, False], ids=["the header tells", "nobody tells"])
+async def test_171_who_gives_up_waiting_learns_the_truth_from_the_next_commit(reached: bool, told: bool) -> None:
+    """The caller is cancelled while the commit is on its way."""
+    cluster, gate = two_segments(), asyncio.Event()
+    (cluster.after if reached else cluster.before).append((GROUP, lambda _: _opened(gate)))
     async with connected(cluster) as client:
         txn = await client.begin()
         await sent(client, txn, LOW, HIGH)
         committing = asyncio.create_task(txn.commit())
-        await asyncio.sleep(0.05)
+        await _until(lambda: bool(entries_sent(cluster)))
+        if not told:
+            cluster.before += [("/abort", answering(ErrorCode.NOT_ALLOWED)), ("GET /v1/txns", silent)]
         committing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await committing
         gate.set()
-        await client.producer("t").flush()
-        assert (await txn.refresh()).state == "ABORTED"
-    assert cluster.visible() == []
+        if reached:
+            assert (await txn.commit()).state == "COMMITTED"
+        elif told:
+            with pytest.raises(metatxn.InvalidTransactionState):
+                await txn.commit()
+        else:
+            with contextlib.suppress(metatxn.OutcomeUnknown):  # the header was still open
+                assert (await txn.commit()).state == "COMMITTED"
+            await client.producer("t").flush()
+            await _until(lambda: state(cluster) == "COMMITTED")
+            assert (await txn.commit()).state == "COMMITTED"
+    assert sorted(cluster.visible()) == ([] if told and not reached else sorted((LOW, HIGH)))
+
+
+async def test_171_a_commit_in_doubt_is_only_read() -> None:
+    """An entry has failed, and nobody could abort: the entry may be missing, so the next commit tries nothing."""
+    cluster = two_segments()
+    cluster.before += [(GROUP, lost), (f"{ALONE}s-0.b/entries", answering(ErrorCode.PAYLOAD_TOO_LARGE))]
+    cluster.before += [("/abort", answering(ErrorCode.NOT_ALLOWED))] * 2
+    async with connected(cluster) as client:
+        txn = await client.begin()
+        await sent(client, txn, LOW, HIGH)
+        for _ in range(2):
+            with pytest.raises(metatxn.OutcomeUnknown):
+                await txn.commit()
+        assert (state(cluster), commits(cluster)) == ("OPEN", 0)
+        cluster._decide(txn.id, "ABORTED")  # by its timeout
+        with pytest.raises(metatxn.InvalidTransactionState):
+            await txn.commit()
+
+
+async def test_171_what_fails_after_the_decision_came_too_late() -> None:
+    """Another task sends while the commit is on its way. It is told that the transaction takes nothing any more."""
+    cluster, gate = two_segments(), asyncio.Event()
+    cluster.after.append((GROUP, lambda _: _opened(gate)))
+    async with connected(cluster) as client:
+        txn, producer = await client.begin(), client.producer("t")
+        await producer.send(LOW, key=LOW, txn=txn)
+        committing = asyncio.create_task(txn.commit())
+        await _until(lambda: state(cluster) == "COMMITTED")
+        late = await producer.send("late", key=HIGH, txn=txn)
+        with pytest.raises(metatxn.TransactionConflict):
+            await late
+        txn.failed(metatxn.NotFound("an acknowledgement, too"))
+        gate.set()
+        assert (await committing).state == "COMMITTED"
+        assert (await txn.refresh()).state == "COMMITTED"
+    assert cluster.visible() == [LOW]
+
+
+async def test_171_an_entry_that_was_refused_is_not_durable_because_another_program_commits() -> None:
+    """The answer says that no commit was tried, so a committed header is that of somebody else."""
+    cluster = two_segments()
+
+    def one_is_refused(request: httpx.Request) -> httpx.Response:
+        txn_id, ((first, payload), _) = request.url.path.split("/")[3], unpack_entries(request.content).entries
+        params = {"txn_id": txn_id, "producer": first.producer, "sequence": first.sequence, "count": first.count}
+        alone = httpx.Request("POST", httpx.URL("http://b", params=params), content=payload)
+        alone.headers["Content-Type"] = first.media_type
+        told = [cluster._append(first.segment, alone).json(), problem(ErrorCode.STORE_UNAVAILABLE).json()]
+        cluster.commit(txn_id, None)
+        return httpx.Response(200, json={"outcomes": told})
+
+    cluster.before.append((GROUP, one_is_refused))
+    async with connected(cluster) as client:
+        txn = await client.begin()
+        await sent(client, txn, LOW, HIGH)
+        with pytest.raises(metatxn.TransactionConflict):
+            await txn.commit()
+    assert len(cluster.visible()) == 1
+
+
+@pytest.mark.parametrize("writers", [{"a"}, [7], "a"], ids=["a set", "a number", "one text"])
+async def test_171_writers_that_do_not_fit_are_not_sent_along(writers: Any) -> None:
+    cluster = two_segments()
+    groups: list[bool] = []
+    cluster.before.append((GROUP, lambda request: groups.append(unpack_entries(request.content).commit is not None)))
+    async with connected(cluster) as client:
+        txn = await client.begin()
+        await sent(client, txn, LOW, HIGH)
+        with contextlib.suppress(TypeError, metatxn.MetatxnError):
+            await txn.commit(writers)
+    assert groups == [False]
+
+
+@pytest.mark.parametrize("refusal", [refused, answering(ErrorCode.STORE_UNAVAILABLE), answering(ErrorCode.NOT_FOUND)])
+async def test_171_a_request_that_was_not_carried_out_is_forgotten(refusal: Fault) -> None:
+    """Then the commit is refused at the coordinator, and that is what the caller is told."""
+    cluster = two_segments()
+    cluster.before += [(GROUP, refusal), (COMMIT, answering(ErrorCode.NOT_ALLOWED))]
+    async with connected(cluster) as client:
+        txn = await client.begin()
+        await sent(client, txn, LOW, HIGH)
+        with pytest.raises(metatxn.NotAllowed):
+            await txn.commit()

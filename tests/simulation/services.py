@@ -16,7 +16,7 @@ from unittest import mock
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from coordinator.local import local_transactions
+from coordinator.local import local_commits
 from coordinator.service import CoordinatorService
 from metatxn.service.request_metrics import RequestMetrics
 from metatxn.service.server import HttpServer
@@ -155,7 +155,7 @@ class SimulatedBroker(BrokerService):
             clock=process.wall_clock_ms,
             max_ledger_bytes=max_ledger_bytes,
             drain_timeout_ms=drain_timeout_ms,
-            transactions=local_transactions,
+            commits=local_commits,
         )
         self._server = InProcessServer(network, process, self.app, f"http://{process.name}")
         self._kafka = SimulatedKafkaListener(self._store, self, network, process) if kafka else None

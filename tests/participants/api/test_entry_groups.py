@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.local import LocalCommits
 from coordinator.transactions import Transactions
 from metastore.errors import OutcomeUnknown, StoreUnavailable
 from metatxn.service.security.principal import ANYONE, Principal
@@ -267,7 +268,8 @@ async def send_with_commit(
 @pytest.fixture
 def transactions(process: BrokerProcess, world: World) -> Transactions:
     """What commits in the process of the broker."""
-    process.broker.committer = transactions = Transactions(world.store, world.now_ms)
+    transactions = Transactions(world.store, world.now_ms)
+    process.broker.committer = LocalCommits(transactions)
     return transactions
 
 
@@ -301,6 +303,7 @@ class _Looking:
     def __init__(self, process: BrokerProcess, *segments: str) -> None:
         self._process, self._segments = process, segments
         self.seen: list[list[str]] = []
+        self.counts = dict[str, int]
 
     async def commit(
         self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE
