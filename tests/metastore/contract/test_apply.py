@@ -137,6 +137,19 @@ async def test_a_failed_batch_leaves_nothing(store: MetadataStore) -> None:
     assert snapshot.records == {"/kept": kept, "/range/1": ranged, "/new": None}
 
 
+async def test_a_key_that_has_to_be_absent_may_be_deleted(store: MetadataStore) -> None:
+    """Deleting nothing changes nothing. Whether the key is there is not known before, known, and known otherwise."""
+    batch = store.batch().check(Absent("/gone")).delete("/gone").put("/seen", b"")
+    await store.apply(batch)
+    await store.apply(store.batch().put("/gone", b"back"))
+    for _ in range(2):
+        with pytest.raises(CheckFailed):
+            await store.apply(batch)
+    await store.apply(store.batch().delete("/gone"))
+    await store.apply(batch)
+    assert [record.key for record in (await store.scan("/")).records] == ["/seen"]
+
+
 async def test_an_empty_batch_succeeds_and_changes_nothing(store: MetadataStore) -> None:
     record = await put(store, "/a")
     assert (await store.apply(store.batch())).revision >= record.version
