@@ -63,6 +63,7 @@ SMALL: Mapping[str, Sequence[int]] = {
     "participants.txn.materializer.OPS_PER_READ": (1, 5),
     "participants.txn.materializer.TOGETHER_BYTES": (1, 30),
     "participants.txn.shared_materializing.OPS_PER_SEGMENT": (1, 3),
+    "participants.txn.shared_materializing.IDS_APART": (1, 2),
     "participants.txn.shared_materializing.REQUESTS_PER_ROUND": (1, 3),
     "participants.txn.shared_reads.TRANSACTIONS_PER_READ": (1, 2),
     "participants.txn.header_mirror.KEPT_DECISIONS": (1, 20),

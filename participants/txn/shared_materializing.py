@@ -3,7 +3,8 @@
 A request is the work of `materialize`: one transaction on one segment. Requests that wait at the same time share reads
 and applies. Each keeps its own checks and its own outcome, in the apply that deletes its operations, so an apply of
 many is nothing but their applies at one moment; if it is refused, each is repeated alone. Operations are found by
-range reads that begin after the request, and so after its decision.
+range reads that begin after the request, and so after its decision; one read is for transactions whose ids are close to
+each other, as those of one client mostly are.
 
 No one waits for this work, so rounds begin at least `REST_S` after one another, unless more requests wait than one
 takes: a busy broker has fewer and larger ones. A request that finds the broker at rest is done at once.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -34,6 +35,9 @@ REQUESTS_PER_ROUND = 1_000
 OPS_PER_SEGMENT = 4
 """Operations of a transaction that one read may find for each of its segments here; with more, each segment reads its
 own. Others of the transaction may be on other brokers, and each broker would read all of them."""
+IDS_APART = 8
+"""How far apart the ids of two transactions may be that share a read. It also finds operations of those in between,
+which may have nothing to do here."""
 DELETION_COST = 3
 """The operations of an apply for each deletion: a check, a record and an entry of an index."""
 
@@ -123,12 +127,13 @@ class SharedMaterializing:
         by_transaction: defaultdict[TxnId, list[_Request]] = defaultdict(list)
         for request in requests:
             by_transaction[request.txn_id].append(request)
-        found = await asyncio.gather(*map(self._find, by_transaction.values()))
+        found = await asyncio.gather(*map(self._find, _close_to_each_other(by_transaction)))
         await asyncio.gather(*map(self._apply, self._portions(chain.from_iterable(found))))
 
-    async def _find(self, requests: Sequence[_Request]) -> list[_Request]:
-        """Find the operations of requests of one transaction. Returns those that may share an apply; the others have
-        their answers."""
+    async def _find(self, transactions: Sequence[Sequence[_Request]]) -> list[_Request]:
+        """Find the operations of the requests of these transactions. Returns those that may share an apply; the others
+        have their answers."""
+        requests = list(chain.from_iterable(transactions))
         first = min(request.prefix for request in requests)
         end = max(prefix_end(request.prefix) for request in requests)
         try:
@@ -137,6 +142,9 @@ class SharedMaterializing:
             for request in requests:
                 request.fail(error)
             return []
+        if found.more and len(transactions) > 1:
+            alone = await asyncio.gather(*(self._find([each]) for each in transactions))
+            return list(chain.from_iterable(alone))
         keys = [record.key for record in found.records]
         for request in requests:
             prefix = request.prefix
@@ -192,3 +200,18 @@ class SharedMaterializing:
         else:
             for request in portion:
                 request.answer(True)
+
+
+def _close_to_each_other(by_transaction: Mapping[TxnId, list[_Request]]) -> Iterator[list[list[_Request]]]:
+    """The requests of each transaction, in groups of transactions whose ids are close to each other."""
+    group: list[list[_Request]] = []
+    last = 0
+    for txn_id in sorted(by_transaction):
+        number = int(txn_id, 16)
+        if group and number - last > IDS_APART:
+            yield group
+            group = []
+        group.append(by_transaction[txn_id])
+        last = number
+    if group:
+        yield group

@@ -682,6 +682,14 @@ PARTICIPANTS = (
         tests=("tests/participants/txn/test_shared_materializing.py",),
     ),
     Mutant(
+        "reads-what-others-have-left-to-do",
+        "operations that a shared read leaves out are found by reads of each transaction",
+        "participants/txn/shared_materializing.py",
+        "        if found.more and len(transactions) > 1:\n",
+        "        if False:\n",
+        tests=("tests/participants/txn/test_shared_materializing.py",),
+    ),
+    Mutant(
         "outcome-left-out-of-a-shared-apply",
         "what must be hidden is durable before the operations of an apply of many segments go",
         "participants/txn/shared_materializing.py",

@@ -21,7 +21,7 @@ from metastore.txn.store import begin, put_write_op
 from metastore.types import AtVersion
 from metatxn.wire.ids import TxnId
 from participants.txn import materializer, shared_materializing
-from participants.txn.shared_materializing import OPS_PER_SEGMENT, SharedMaterializing
+from participants.txn.shared_materializing import IDS_APART, OPS_PER_SEGMENT, SharedMaterializing
 from tests.participants.segment.faulty_store import CLEANUP, Fault, FaultyStore
 
 SEGMENTS = [f"segment://public/default/t/{number:04x}-ffff-0" for number in range(6)]
@@ -69,7 +69,7 @@ async def all_written(store: FaultyStore, txn_ids: Sequence[TxnId] = (FIRST, SEC
     return {segment: await owned(store, segment) for segment in SEGMENTS}
 
 
-async def test_requests_that_wait_together_share_one_read_of_each_transaction_and_an_apply(
+async def test_requests_that_wait_together_share_a_read_and_an_apply(
     store: FaultyStore, shared: SharedMaterializing
 ) -> None:
     owners = await all_written(store)
@@ -81,7 +81,35 @@ async def test_requests_that_wait_together_share_one_read_of_each_transaction_an
     assert await outcomes(store, FIRST) == [False] * 6
     assert await outcomes(store, SECOND) == [True] * 6
     assert len(store.applied) - applied == 1
-    assert len(store.ranged) - ranged == 2 + 1, "and that of this test"
+    assert len(store.ranged) - ranged == 1 + 1, "and that of this test"
+
+
+async def test_transactions_whose_ids_are_far_apart_are_read_one_by_one(
+    store: FaultyStore, shared: SharedMaterializing
+) -> None:
+    """What lies between them may be the operations of very many others."""
+    far = [TxnId(0, 1), TxnId(0, 1 + IDS_APART), TxnId(0, 2 + 2 * IDS_APART), TxnId(1, 1)]
+    owners = await all_written(store, far)
+    ranged = len(store.ranged)
+    await asyncio.gather(*(shared.materialize(each, owners[each], txn, None) for txn in far for each in SEGMENTS))
+    assert len(store.ranged) - ranged == 3
+    assert await operations(store) == []
+
+
+async def test_transactions_with_many_operations_between_them_are_read_one_by_one(
+    store: FaultyStore, shared: SharedMaterializing
+) -> None:
+    last = TxnId(0, 3)
+    owners = await all_written(store, [FIRST, last])
+    await store.apply(begin(store.batch(), SECOND, Header(state=TxnState.OPEN, timeout_ms=1_000, created_ms=1)))
+    for number in range(2 * 6 * OPS_PER_SEGMENT):
+        await wrote(store, SECOND, SEGMENTS[0], 1 + number)
+    ranged = len(store.ranged)
+    await asyncio.gather(
+        *(shared.materialize(each, owners[each], txn, None) for txn in (FIRST, last) for each in SEGMENTS)
+    )
+    assert len(store.ranged) - ranged == 1 + 2
+    assert {key.split("/")[2] for key in await operations(store)} == {SECOND}
 
 
 async def test_rounds_rest_unless_more_waits_than_one_takes(
