@@ -146,6 +146,7 @@ async def test_a_group_without_an_answer_is_sent_again_one_by_one(fault: Fault, 
 
 async def test_one_entry_of_a_group_is_sent_again_by_itself() -> None:
     cluster = two_segments()
+    cluster.carries_commits = False
 
     def one_is_refused(request: httpx.Request) -> httpx.Response:
         moved = problem(ErrorCode.NOT_OWNER, owner_url="http://broker.test").json()
