@@ -9,11 +9,13 @@ from pathlib import Path
 
 import httpx
 
+from coordinator.local import local_commits
 from coordinator.service import CoordinatorService
 from metastore.backends.memory import MemoryStore
 from metastore.txn.store import INDEXES
 from metatxn.service.throughput import REMEMBERED, Throughput
 from metatxn.wire.broker import TrafficRates
+from metatxn.wire.ids import TxnId
 from participants.common.metrics import BrokerMetrics
 from participants.common.traffic import MINUTE_IN_LOOKS, SegmentTraffic
 from participants.service import BrokerService
@@ -80,4 +82,20 @@ async def test_a_service_looks_as_long_as_it_runs(tmp_path: Path) -> None:
         assert isinstance(throughput, Throughput) and throughput._timer is not None
         await service.stop()
         assert throughput._timer is None
+    await store.close()
+
+
+async def test_171_a_broker_tells_of_the_commits_that_came_with_entries(tmp_path: Path) -> None:
+    """Unless a coordinator in its process counts them."""
+    store = MemoryStore(INDEXES)
+    coordinator = CoordinatorService(store, port=0)
+    begun = (await coordinator.transactions.begin()).header.txn_id
+    assert begun is not None
+    alone = BrokerService(store, data_dir=tmp_path / "alone", commits=local_commits)
+    beside = BrokerService(store, data_dir=tmp_path / "beside", commits=lambda *_: coordinator.commits)
+    for broker in (alone, beside):
+        assert broker._committer is not None
+        await broker._committer.commit(TxnId.parse(begun))
+    assert alone._counts()["transactions_committed"] == 1
+    assert "transactions_committed" not in beside._counts()
     await store.close()
