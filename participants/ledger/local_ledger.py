@@ -16,9 +16,10 @@ from participants.ledger.reading import checked_frames, end_of_read
 from participants.ledger.storage import LedgerCorrupt, ReadableLedger, SealedLedger
 from participants.ledger.workers import Workers
 
-AT_ONCE_BYTES = 64 << 10
-"""The largest read that need not go through a thread, if the bytes are in memory. It takes as long as handing it to a
-thread."""
+AT_ONCE_BYTES = (4 << 20) + (64 << 10)
+"""The largest read that need not go through a thread, if the bytes are in memory: as much as one answer holds. Reading
+and checking it takes the event loop 0.6 ms. With a thread, which passes the interpreter's lock back and forth, an
+answer takes longer: 1.8 ms of CPU more than one of which nothing is read, instead of 0.8."""
 
 
 class _LocalLedger(ReadableLedger):
@@ -63,8 +64,9 @@ class _LocalLedger(ReadableLedger):
         if wanted[0] == wanted[-1]:
             return []  # all of them were left out
         if (content := self._read_at_once(wanted[0], wanted[-1])) is not None:
+            frames = checked_frames(content, self.id, first_entry, wanted)  # while the processor has them in its cache
             await asyncio.sleep(0)  # who reads many ledgers, one after the other, lets others have their turn
-            return checked_frames(content, self.id, first_entry, wanted)
+            return frames
         return await self._workers.run(self._files.read, self._path, self.id, first_entry, wanted)
 
     def _read_at_once(self, begin: int, end: int) -> memoryview | None:
