@@ -1,7 +1,8 @@
-"""Commits in a process that is no coordinator: a broker, which commits what comes with the last entries.
+"""Transactions in a process that is no coordinator: a broker, which commits what comes with the last entries, and
+whose listeners begin and end transactions for the clients of other systems.
 
 Every process with access to the store can decide a transaction (DESIGN §5.17), because the decision is one
-compare-and-set. Such a process begins none, so it has no coordinator id, and it runs no sweeps.
+compare-and-set. Such a process runs no sweeps, and it has no coordinator id of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
 
 SHOWN = {
+    "metatxn_transactions_created",
     "pulsar_txn_metadata_store_header_cas",
     "metatxn_transactions_ended",
     "metatxn_transaction_duration_seconds",
 }
-"""The metrics of a coordinator that tell of decisions."""
+"""The metrics of a coordinator that tell what became of transactions."""
 
 
-class _Decisions(Collector):
+class _Shown(Collector):
     def __init__(self, metrics: CoordinatorMetrics) -> None:
         self._metrics = metrics
 
@@ -53,7 +55,7 @@ class LocalCommits:
 
 
 def local_commits(store: MetadataStore, clock: Clock, registry: CollectorRegistry) -> LocalCommits:
-    """Commits of the transactions of `store`. `registry` shows what is decided here."""
+    """Commits of the transactions of `store`. `registry` shows what begins and ends here."""
     metrics = CoordinatorMetrics()
-    registry.register(_Decisions(metrics))
+    registry.register(_Shown(metrics))
     return LocalCommits(Transactions(store, clock, metrics=metrics), metrics.counts)

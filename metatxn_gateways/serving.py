@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from coordinator.local import LocalCommits
+from coordinator.transactions import Transactions
 from metatxn.service.quotas.quotas import Quotas
 from participants.broker.broker import Broker
 
@@ -19,3 +21,10 @@ class ServingBroker(Protocol):
 
     @property
     def quotas(self) -> Quotas: ...
+
+
+def transactions_of(broker: Broker) -> Transactions:
+    """The transactions that this process begins and ends: those of what commits in it, so that its metrics tell of
+    them. A broker that commits nothing shows none."""
+    committer = broker.committer
+    return committer.transactions if isinstance(committer, LocalCommits) else Transactions(broker.store, broker.clock)

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.versions import Feature
@@ -47,7 +46,7 @@ from metatxn_gateways.kafka.topic_calls import TopicCalls
 from metatxn_gateways.kafka.transaction_admin import TransactionAdmin
 from metatxn_gateways.kafka.turns import Turns
 from metatxn_gateways.listener import MAX_CONNECTIONS, FrameConnection, FrameServer, MalformedRequest, Reply
-from metatxn_gateways.serving import ServingBroker
+from metatxn_gateways.serving import ServingBroker, transactions_of
 from participants.broker.broker import Broker
 
 DEFAULT_PORT = 9092
@@ -141,7 +140,7 @@ class KafkaListener:
         self._clock = broker.clock
         self._cluster = cluster = KafkaCluster(broker, lambda: self.address)
         self._partitions = partitions = Partitions(broker)
-        producers = Producers(self._store, Transactions(self._store, broker.clock))
+        producers = Producers(self._store, transactions_of(broker))
         loop = asyncio.get_running_loop()
         offsets = CommittedOffsets(self._store, broker.clock)
         self._coordination = coordination = Coordination(offsets, lambda: int(loop.time() * 1000), cluster.coordinates)

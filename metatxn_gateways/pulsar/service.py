@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, suppress
 from urllib.parse import urlsplit
 
-from coordinator.transactions import Transactions
 from metastore.api import MetadataStore
 from metastore.errors import MetastoreError
 from metastore.versions import Feature
@@ -24,7 +23,7 @@ from metatxn_gateways.pulsar.ordered import OrderedConsumers
 from metatxn_gateways.pulsar.session import Context
 from metatxn_gateways.pulsar.subscribing import Subscribing
 from metatxn_gateways.pulsar.topic_schemas import TopicSchemas
-from metatxn_gateways.serving import ServingBroker
+from metatxn_gateways.serving import ServingBroker, transactions_of
 from participants.broker.broker import Broker
 
 DEFAULT_PORT = 6650
@@ -95,7 +94,7 @@ class PulsarListener:
         stack.callback(ordered.end)
         self._context = Context(
             broker,
-            Transactions(self._store, broker.clock),
+            transactions_of(broker),
             self._layouts,
             TopicSchemas(self._store, broker.clock),
             Subscribing(broker),

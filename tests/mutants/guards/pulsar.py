@@ -673,6 +673,14 @@ PULSAR = (
         tests=(f"{_TEST_ROOM}::test_a_client_that_takes_nothing_is_gone_after_a_while",),
     ),
     Mutant(
+        "listener-decides-unseen",
+        "the metrics of a process tell of the transactions that its listeners begin and end",
+        "metatxn_gateways/serving.py",
+        "committer.transactions if isinstance(committer, LocalCommits) else Transactions(broker.store, broker.clock)",
+        "Transactions(broker.store, broker.clock)",
+        tests=("tests/gateways/test_shown_transactions.py::test_of_those_of_pulsar",),
+    ),
+    Mutant(
         "schema-that-loses-its-properties",
         "5.27: a schema is given back as it came",
         "metatxn_gateways/pulsar/schemas.py",
