@@ -11,8 +11,8 @@
             00000000000000000003.hidden.7      the index of hidden entries that owner 7 wrote (see `hidden_index`)
             00000000000000000003.form.7.1      another form of the ledger (see `form`), the first one of owner 7
 
-Everything that blocks runs in a small pool of threads; the objects themselves belong to the event loop. A small read of
-an open ledger asks the page cache first, which never blocks. Of a ledger at most one group is being written at any
+Everything that blocks runs in a small pool of threads; the objects themselves belong to the event loop. A read of a
+file that is open asks the page cache first, which never blocks. Of a ledger at most one group is being written at any
 time, and of a segment at most one file is being created, sealed or deleted, also when the task that asked for it was
 cancelled: the thread goes on, and `close` waits for it.
 """

@@ -309,6 +309,11 @@ class LedgerFiles:
         with device_errors(f"cannot read ledger {ledger}"), self._read.reading(path) as fd:
             return memoryview(read_all(self.disk, fd, end - begin, begin))
 
+    def read_at_once(self, path: Path, begin: int, end: int) -> memoryview | None:
+        """The bytes from `begin` up to `end`, if they can be had without waiting for a device. It can be called on the
+        event loop, and raises nothing."""
+        return self._read.read_at_once(path, end - begin, begin)
+
     def _remove_if_empty(self, directory: Path) -> None:
         self.disk.fsync_dir(directory)
         if not self.disk.names(directory):

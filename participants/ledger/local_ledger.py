@@ -63,15 +63,17 @@ class _LocalLedger(ReadableLedger):
         wanted = index[first_entry : end + 1]
         if wanted[0] == wanted[-1]:
             return []  # all of them were left out
-        if (content := self._read_at_once(wanted[0], wanted[-1])) is not None:
+        small = wanted[-1] - wanted[0] <= AT_ONCE_BYTES
+        if small and (content := self._read_at_once(wanted[0], wanted[-1])) is not None:
             frames = checked_frames(content, self.id, first_entry, wanted)  # while the processor has them in its cache
             await asyncio.sleep(0)  # who reads many ledgers, one after the other, lets others have their turn
             return frames
         return await self._workers.run(self._files.read, self._path, self.id, first_entry, wanted)
 
     def _read_at_once(self, begin: int, end: int) -> memoryview | None:
-        """The bytes, if they can be had without waiting for a device."""
-        return None
+        """The bytes, if they can be had without waiting for a device. What was read or appended lately is in the page
+        cache."""
+        return self._files.read_at_once(self._path, begin, end)
 
     async def raw_bytes(self, first_entry: int, last_entry: int) -> memoryview:
         begin, end = self._index[first_entry], self._index[last_entry + 1]
@@ -139,10 +141,8 @@ class LocalOpenLedger(_LocalLedger, QueuedLedger):
         return self.offsets
 
     def _read_at_once(self, begin: int, end: int) -> memoryview | None:
-        """What was appended last is in the page cache. Its readers wait for it, so they get it without a thread."""
-        if self._fd < 0 or end - begin > AT_ONCE_BYTES:
-            return None
-        return self._files.disk.read_at_once(self._fd, end - begin, begin)
+        """The file is open for its appends."""
+        return self._files.disk.read_at_once(self._fd, end - begin, begin) if self._fd >= 0 else None
 
     def write(self, group: list[Pending], durable: int) -> asyncio.Future[GroupOutcome]:
         frames = [(pending.draft, pending.payload) for pending in group]

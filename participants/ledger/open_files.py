@@ -48,6 +48,20 @@ class OpenFiles:
                 file.readers -= 1
                 self._close_if_done(file)
 
+    def read_at_once(self, path: Path, size: int, offset: int) -> memoryview | None:
+        """Read these bytes without waiting for anything, see `Disk.read_at_once`. None also if the file is not open, or
+        another thread is at work here, which may be opening one."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            file = self._kept.get(path)
+            if file is None:
+                return None
+            self._kept.move_to_end(path)
+            return self._disk.read_at_once(file.fd, size, offset)
+        finally:
+            self._lock.release()
+
     def forget(self, path: Path) -> None:
         """Stop keeping a file after it was unlinked: while it is open it occupies its space, and could still be
         read."""

@@ -1,4 +1,5 @@
-"""Goal: what was appended last is read without a thread, if that waits for nothing, and is checked like any other read.
+"""Goal: what was appended or read last is read without a thread, if that waits for nothing, and is checked like any
+other read.
 
 Method: a disk that says what is in memory, and counts the reads that may wait; the real one, on a real file.
 """
@@ -13,7 +14,8 @@ import pytest
 from participants.ledger.disk import Disk
 from participants.ledger.local import LocalStorage
 from participants.ledger.local_ledger import AT_ONCE_BYTES
-from participants.ledger.storage import LedgerCorrupt
+from participants.ledger.open_files import OpenFiles
+from participants.ledger.storage import LedgerCorrupt, LedgerMissing
 from tests.participants.ledger.faults import FaultyDisk
 from tests.participants.ledger.ledgers import SEGMENT, append_all, payloads
 
@@ -81,6 +83,54 @@ async def test_a_ledger_whose_file_was_closed_is_read_in_a_thread(storage: Local
     before = disk.reads
     assert await payloads(ledger) == [b"a"]
     assert disk.reads == before + 1
+
+
+async def test_a_sealed_ledger_that_was_read_before_is_read_without_a_thread(
+    storage: LocalStorage, disk: Remembering
+) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a", b"b", bytes(AT_ONCE_BYTES)])
+    sealed = await ledger.seal()
+    assert await payloads(sealed) == [b"a", b"b", bytes(AT_ONCE_BYTES)]
+    before = disk.reads
+    assert [bytes(frame.payload) for frame in await sealed.read(0, 1, 1)] == [b"a"]
+    assert disk.reads == before
+    await sealed.read(0, 10 * AT_ONCE_BYTES)
+    assert disk.reads == before + 1, "it is too large"
+    disk.damage = b"damage"
+    with pytest.raises(LedgerCorrupt):
+        await sealed.read(0, 1)
+    disk.damage, disk.remembers = b"", False
+    assert [bytes(frame.payload) for frame in await sealed.read(1, 1, 1)] == [b"b"]
+    assert disk.reads == before + 2
+
+
+async def test_a_deleted_ledger_is_not_read_from_a_descriptor_that_was_kept(
+    storage: LocalStorage, disk: Remembering
+) -> None:
+    ledger = await storage.create(SEGMENT, 1)
+    await append_all(ledger, [b"a"])
+    sealed = await ledger.seal()
+    for _ in range(2):
+        assert await payloads(sealed) == [b"a"]
+    await storage.delete(SEGMENT, 1)
+    with pytest.raises(LedgerMissing):
+        await sealed.read(0, 1)
+
+
+def test_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """The event loop would wait for a thread that opens another one."""
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    files = OpenFiles(Disk(), 3)
+    assert files.read_at_once(path, 4, 3) is None, "it is not open"
+    with files.reading(path):
+        pass
+    assert files.read_at_once(path, 4, 3) in (b"3456", None)
+    with files._lock:
+        assert files.read_at_once(path, 4, 3) is None
+    files.forget(path)
+    assert files.read_at_once(path, 4, 3) is None
 
 
 def test_the_disk_answers_with_all_or_nothing(tmp_path: Path) -> None:
