@@ -86,6 +86,8 @@ class Producer(Facade[AsyncProducer]):
         """By transaction, in order."""
         self._bytes = 0
         self._woken = False
+        self._known: tuple[Transaction, AsyncTransaction, str] | None = None
+        """The transaction of the last message, if it was in one that takes messages."""
 
     @property
     def topic(self) -> str:
@@ -148,10 +150,12 @@ class Producer(Facade[AsyncProducer]):
         loop if they can no longer be sent."""
         delivery, core, txn_id = self._core.delivery, None, None
         if txn is not None:
-            core = txn.core
-            if core.already_committed:
-                core.check_takes_operations()
-            txn_id = core.id
+            known = self._known
+            if known is None or known[0] is not txn:
+                if txn.core.already_committed:
+                    txn.core.check_takes_operations()
+                known = self._known = (txn, txn.core, txn.id)
+            _, core, txn_id = known
         try:
             self._wait_for_space()
             delivery.check(txn_id)
