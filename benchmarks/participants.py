@@ -6,8 +6,7 @@ of transactions, and inside, with a commit every 100 ms, and every 10 ms, in tur
 transaction while it writes and goes on in it while the last one is being committed, so that the pipe stays full; a
 round ends when everything is durable and committed. Each round inside is divided by the mean of the plain ones right
 before and behind it, because the speed of a machine changes. Beside the rates stand the ratios of the CPU time of
-everything that takes part, per message: a busy machine changes them less. Python's garbage collector looks at what is
-made from then on: a program does not have all of the modules of this benchmark.
+everything that takes part, per message: a busy machine changes them less.
 
 *Bodies.* `wrk` posts bodies of 1 MiB to a broker on a few connections, beside a bare loop that writes and syncs as
 many to a file on the same disk; then it reads them back, in answers as large as a broker gives, beside a FastAPI route
@@ -32,7 +31,6 @@ Named parts (appends, bodies, visibility, restart, writes, memory) are measured 
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import os
 import re
@@ -195,8 +193,6 @@ def appends(directory: Path) -> Figures:
         topic = client.create_topic("appends").name
         for every_s in COMMIT_EVERY_S.values():
             measured(running_cluster, inside(client, topic, every_s))  # warm
-        gc.collect()
-        gc.freeze()  # most modules of this process are those of services, which a program with a client does not have
         before = measured(running_cluster, plain(client, topic))
         for _ in range(PAIRS):
             yield "plain appends of 1 KiB", before.messages_per_s
