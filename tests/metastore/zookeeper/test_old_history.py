@@ -176,7 +176,7 @@ async def test_nothing_is_missed_and_nothing_denied_whatever_removes_history_mea
     zookeeper_server: ZooKeeperServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(zookeeper_group_commit, "KEPT_ENTRIES", 5)
-    dice, journal = random.Random(seed), Journal()
+    dice, journal, rounds = random.Random(seed), Journal(), 3
     witness_store = await open_store(zookeeper_server)
     remover = await open_store(zookeeper_server, witness_store._paths.root)
     writers = [await open_store(zookeeper_server, witness_store._paths.root) for _ in range(3)]
@@ -185,7 +185,7 @@ async def test_nothing_is_missed_and_nothing_denied_whatever_removes_history_mea
         await dice.choice(list(MAINTENANCE.values()))(remover)
 
     async def work(store: ZooKeeperStore, dice: random.Random) -> None:
-        for _ in range(12):
+        for _ in range(4):
             await write(store, journal, dice)
             if dice.random() < 0.1:
                 await maintain()
@@ -196,11 +196,15 @@ async def test_nothing_is_missed_and_nothing_denied_whatever_removes_history_mea
         following = asyncio.create_task(witness.follow(watch))
         for store in writers:
             haunt(store, random.Random(dice.random()), maintain)
-        await asyncio.gather(*(work(store, random.Random(dice.random())) for store in writers for _ in range(3)))
-        end = await witness_store.apply(witness_store.batch().put(f"{PREFIX}end", journal.token()))
-        await witness.reaches(end.revision)
+        for _ in range(rounds):
+            await asyncio.gather(*(work(store, random.Random(dice.random())) for store in writers for _ in range(3)))
+            # On a slow machine a witness may learn of a whole round by `Resync`. Once it has caught up, it must be
+            # told of the next change itself.
+            for _ in range(2):
+                end = await witness_store.apply(witness_store.batch().put(f"{PREFIX}end", journal.token()))
+                await witness.reaches(end.revision)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     verdict = witness.verdict(journal)
     assert (verdict.lost, verdict.duplicates, verdict.invented) == (0, 0, 0), verdict
-    assert verdict.events > 10
+    assert verdict.events >= rounds, verdict
