@@ -7,13 +7,15 @@ import random
 from collections.abc import Coroutine
 
 
-def in_background(work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+def in_background(
+    work: Coroutine[object, object, None], name: str, loop: asyncio.AbstractEventLoop | None = None
+) -> asyncio.Task[None]:
     """A task for work that ends when it is cancelled. Its closer collects its exceptions, and may never do so.
 
     So an exception, which can only be a bug, goes to the event loop's exception handler at once: by default that is an
-    error in the log, with the traceback.
+    error in the log, with the traceback. A caller who knows the running `loop` saves the system call that looks for it.
     """
-    task = asyncio.get_running_loop().create_task(work, name=name)
+    task = (loop or asyncio.get_running_loop()).create_task(work, name=name)
     task.add_done_callback(_tell)
     return task
 

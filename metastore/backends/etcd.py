@@ -13,8 +13,9 @@
     etcd_stubs.py          the messages themselves
 
 A version is the record's modification revision. Members of one request share it, so it is unique per key and not per
-apply. The revision of the store moves with every request, even if its applies changed nothing, because its marker
-`/batch/<process>/<slot>` was written. Markers are below the root, but ranges and watches leave them out.
+apply. The revision of the store moves with every request that takes effect, even if its applies changed nothing,
+because its marker `/batch/<process>/<slot>` was written. Markers are below the root, but ranges and watches leave them
+out.
 """
 
 from __future__ import annotations

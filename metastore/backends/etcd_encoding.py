@@ -70,6 +70,11 @@ def is_first(key: bytes) -> bytes:
     return _before_first(len(key)) + key + b"\x20\x01"
 
 
+def is_version(key: bytes, version: int) -> bytes:
+    """Compare: the record was written this often since it was created; 0: there is none."""
+    return b"\x0a" + sized(b"\x1a" + sized(key) + b"\x20" + _varint(version))
+
+
 def is_at(key: bytes, mod_revision: int) -> bytes:
     revision = _varint(mod_revision)
     return _before_at[len(revision)](len(key)) + key + b"\x30" + revision

@@ -13,6 +13,9 @@ effect as a whole, or not at all if one check does not hold; that is definite, s
 where each stands for itself. So are the next `NESTED_AFTER_REFUSAL` groups: where checks fail often, hardly any request
 is sent twice.
 
+**An apply that travels alone** is flat too, with a read of each record that it checks for the case that a check does
+not hold: the answer then tells which one, and nothing is sent again. A nested transaction would cost the server more.
+
 A store has a few *slots*; each carries one request at a time, under a marker of its own. Nothing waits for company: as
 soon as a slot is free everything that waits and may travel together leaves (`joining` has the rule), so a lone apply
 leaves at once, and under load the groups grow by themselves.
@@ -52,12 +55,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import grpc.aio
 
+from metastore.backends import etcd_encoding as encoding
 from metastore.backends.etcd_connection import (
     EtcdConnection,
     error_text,
@@ -68,12 +72,10 @@ from metastore.backends.etcd_connection import (
     is_refusal,
 )
 from metastore.backends.etcd_stubs import (
-    Compare,
     DeleteRangeRequest,
     KeyValue,
-    PutRequest,
-    RangeRequest,
     RequestOp,
+    ResponseOp,
     TxnRequest,
     TxnResponse,
 )
@@ -114,14 +116,12 @@ class _Slot:
     landed: list[Callable[[], None]] = field(default_factory=list)
     ever_lost: bool = False
 
-    def compare(self) -> Compare:
-        return Compare(target=Compare.VERSION, key=self.marker, version=self.version)
-
-    def put(self, value: bytes) -> RequestOp:
-        return RequestOp(request_put=PutRequest(key=self.marker, value=value))
-
-    def get(self) -> RequestOp:
-        return RequestOp(request_range=RangeRequest(key=self.marker))
+    def request(self, value: bytes, *more: bytes) -> TxnRequest:
+        """Put `value` if the marker has the expected version, else read it; with `more` fields (see
+        `etcd_encoding`)."""
+        compare = encoding.is_version(self.marker, self.version)
+        fields = compare, encoding.put(self.marker, value), encoding.else_read(self.marker)
+        return TxnRequest.FromString(b"".join(fields + more))
 
 
 class EtcdGroupCommit(PendingApplies[EtcdApply]):
@@ -207,11 +207,12 @@ class EtcdGroupCommit(PendingApplies[EtcdApply]):
                 return
             in_flight = [other.footprint for other in self._slots if other.carrier]
             slot.flat = self._nested_groups == 0 and self._much_waits()
-            members, slot.footprint = take_group(self._queue, in_flight, replace(self.limits, flat=slot.flat))
+            members, slot.footprint = take_group(self._queue, in_flight, self.limits, flat=slot.flat)
             slot.members = [member for member in members if not member.answer.done()]
             if slot.members:
+                slot.flat = slot.flat or len(slot.members) == 1
                 self._nested_groups = max(0, self._nested_groups - 1)
-                slot.carrier = in_background(self._carry(slot), "etcd group commit")
+                slot.carrier = in_background(self._carry(slot), "etcd group commit", self._loop)
 
     def _much_waits(self) -> bool:
         return len(self._queue) >= FLAT_FROM or sum(member.cost for member in self._queue) >= FLAT_FROM_COST
@@ -259,15 +260,18 @@ class EtcdGroupCommit(PendingApplies[EtcdApply]):
                 deliver()
         finally:
             for member in members:
-                if member not in again:
+                if not member.answer.done() and member not in again:
                     member.fail(OutcomeUnknown("the request was sent, and no answer to it could be read"))
 
     async def _commit(self, slot: _Slot, members: Sequence[EtcdApply]) -> Sequence[EtcdApply]:
         """Send `members` as one request. Returns those that were not applied and are to be sent again."""
         name = b'{"batch":%d}' % next(self._ids)
-        request = TxnRequest(compare=[slot.compare()], success=[slot.put(name)], failure=[slot.get()])
-        bodies = [member.encoded.fields if slot.flat else self._wire.nested(member.encoded) for member in members]
-        request.MergeFromString(b"".join(bodies))
+        alone = slot.flat and len(members) == 1
+        if alone:
+            bodies = [self._wire.with_reads(members[0].encoded)]
+        else:
+            bodies = [member.encoded.fields if slot.flat else self._wire.nested(member.encoded) for member in members]
+        request = slot.request(name, *bodies)
         if self._on_group:
             self._on_group(len(members))
         try:
@@ -284,6 +288,9 @@ class EtcdGroupCommit(PendingApplies[EtcdApply]):
             return ()
         found = answer.responses[0].response_range.kvs
         if slot.flat and slot.version == (found[0].version if found else 0):
+            if alone:
+                slot.landed.append(partial(self._refuse, members[0], answer.responses[1:], answer.header.revision))
+                return ()
             self._nested_groups = NESTED_AFTER_REFUSAL
             return members
         # Our marker was written: by a repeated delivery of this request, or by someone who must not write it.
@@ -301,11 +308,14 @@ class EtcdGroupCommit(PendingApplies[EtcdApply]):
             if outcome.succeeded:
                 member.succeed(applied)
             elif not member.answer.done():
-                found = self._wire.found(outcome.responses)
                 # What it checked is as it was before the request; a member behind it may have written it since.
-                failure = first_failure(self._wire.conditions(member.encoded.checks), found, revision - 1)
-                assert failure is not None, "a compare failed, but every check holds on what was read with it"
-                member.fail(failure)
+                self._refuse(member, outcome.responses, revision - 1)
+
+    def _refuse(self, member: EtcdApply, read: Iterable[ResponseOp], revision: Revision) -> None:
+        """A check of the member did not hold: tell which one, by what was `read` of each at `revision`."""
+        failure = first_failure(self._wire.conditions(member.encoded.checks), self._wire.found(read), revision)
+        assert failure is not None, "a compare failed, but every check holds on what was read with it"
+        member.fail(failure)
 
     async def _refused(
         self, slot: _Slot, members: Sequence[EtcdApply], error: grpc.aio.AioRpcError
@@ -327,7 +337,7 @@ class EtcdGroupCommit(PendingApplies[EtcdApply]):
     async def _full(self, slot: _Slot, members: Sequence[EtcdApply], name: bytes) -> Sequence[EtcdApply]:
         """NOSPACE. The request that crosses the quota is answered so although it *was* applied; only the next ones
         are refused. It has been answered, so nothing is on its way, and the marker alone tells which it was."""
-        request = TxnRequest(success=[slot.get()])
+        request = TxnRequest.FromString(encoding.then_read(slot.marker))
         backoff = Backoff()
         while True:
             try:
@@ -355,7 +365,7 @@ class EtcdGroupCommit(PendingApplies[EtcdApply]):
         if self._on_lost:
             self._on_lost()
         fence = b'{"fence":%d}' % next(self._ids)
-        request = TxnRequest(compare=[slot.compare()], success=[slot.put(fence)], failure=[slot.get()])
+        request = slot.request(fence)
         backoff = Backoff()
         while True:
             await self._connection.wait_ready()

@@ -164,12 +164,16 @@ class Wire:
         fields = compared + b"".join(operations)
         return Encoded(fields, tuple(batch.checks), cost, len(fields) + len(compared))
 
-    def nested(self, encoded: Encoded) -> bytes:
-        """The batch as one operation of a request."""
+    def with_reads(self, encoded: Encoded) -> bytes:
+        """The batch with a read of every record that it checks, for the case that a check does not hold."""
         reads: list[bytes] = []
         for check in encoded.checks:
             if isinstance(check, EmptyRange):
                 reads += (encoding.else_read_first(*piece) for piece in self.pieces(check.start, check.end))
             else:
                 reads.append(encoding.else_read((self._root + check.key).encode()))
-        return encoding.txn(encoded.fields + b"".join(reads))
+        return encoded.fields + b"".join(reads)
+
+    def nested(self, encoded: Encoded) -> bytes:
+        """The batch as one operation of a request."""
+        return encoding.txn(self.with_reads(encoded))

@@ -108,27 +108,28 @@ class RequestLimits:
 
     etcd counts, level by level, the longest of a transaction's three lists, and what a level uses is taken from what
     the levels below may use. A request of n nested members has n operations besides its marker's, so n + 1 + the
-    highest `cost` of a member must be at most `max_txn_ops`. In a `flat` one the members' costs add up.
+    highest `cost` of a member must be at most `max_txn_ops`. In a flat one the members' costs add up.
     """
 
     max_txn_ops: int
     max_bytes: int
-    flat: bool = False
 
     @property
     def max_cost(self) -> int:
         """The highest cost that an apply can have: that of the only member of a request."""
         return self.max_txn_ops - 2
 
-    def hold(self, members: int, highest_cost: int, total_cost: int, size_bytes: int) -> bool:
-        used = total_cost if self.flat else members + highest_cost
+    def hold(self, members: int, highest_cost: int, total_cost: int, size_bytes: int, flat: bool) -> bool:
+        used = total_cost if flat else members + highest_cost
         return used + 1 <= self.max_txn_ops and size_bytes <= self.max_bytes
 
 
 W = TypeVar("W", bound=Waiting)
 
 
-def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: RequestLimits) -> tuple[list[W], Footprint]:
+def take_group(
+    queue: deque[W], in_flight: Iterable[Footprint], limits: RequestLimits, *, flat: bool = False
+) -> tuple[list[W], Footprint]:
     """Remove from `queue` the applies that may be sent in one request now, in order. None: all must wait.
 
     The first apply that does not wait for another one is taken whatever its size, so that none can starve.
@@ -152,7 +153,7 @@ def take_group(queue: deque[W], in_flight: Iterable[Footprint], limits: RequestL
             highest_cost = waiting.cost
         total_cost += waiting.cost
         size_bytes += waiting.size_bytes
-        if taken and not limits.hold(len(taken) + 1, highest_cost, total_cost, size_bytes):
+        if taken and not limits.hold(len(taken) + 1, highest_cost, total_cost, size_bytes, flat):
             break
         taken.append(queue.popleft())
         together.add(footprint)

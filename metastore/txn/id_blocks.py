@@ -53,6 +53,8 @@ class IdBlocks:
         self._block_size = block_size
         self._block_seconds = block_seconds
         self._leased_at = 0.0
+        # That of the last lease. To look for the running one is a system call, and not made for every id.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._block = range(0)
         self._free: Iterator[int] = iter(self._block)
         self._lease: asyncio.Task[None] | None = None
@@ -74,7 +76,7 @@ class IdBlocks:
         Callers that find the block empty at the same time wait for one lease together.
         """
         taken: list[TxnId] = []
-        if self._block and asyncio.get_running_loop().time() - self._leased_at > self._block_seconds:
+        if self._loop and self._loop.time() - self._leased_at > self._block_seconds:
             self._take_from(range(0))
         for _ in range(_MOST_BLOCKS):
             taken += (TxnId(self._coordinator_id, sequence) for sequence in islice(self._free, count - len(taken)))
@@ -103,7 +105,8 @@ class IdBlocks:
 
     async def _lease_block(self) -> None:
         for _ in range(_LEASE_ATTEMPTS):
-            coordinator_id, began_at = self._coordinator_id, asyncio.get_running_loop().time()
+            self._loop = asyncio.get_running_loop()
+            coordinator_id, began_at = self._coordinator_id, self._loop.time()
             try:
                 first = 1 + await first_number(self._store, IDS_PER_MS)
                 key = paths.id_sequence(coordinator_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,6 @@ from tests.extent import usually
 
 KEYS = "abcde"
 LIMITS = RequestLimits(max_txn_ops=12, max_bytes=1_000)
-FLAT = replace(LIMITS, flat=True)
 
 
 @dataclass(eq=False)
@@ -102,7 +101,7 @@ def test_groups_equal_the_calls_one_after_the_other(submitted: list[Call], seed:
     in_flight: list[tuple[list[Call], Footprint, bool]] = []
     flat = True
     while queue or in_flight:
-        group, footprint = take_group(queue, [other for _, other, _ in in_flight], FLAT if flat else LIMITS)
+        group, footprint = take_group(queue, [other for _, other, _ in in_flight], LIMITS, flat=flat)
         if group:
             in_flight.append((group, footprint, flat))
         if len(in_flight) == 2 or not group:
@@ -157,5 +156,5 @@ def test_the_nesting_budget_is_shared() -> None:
     assert len(taken(*submitted)) == 10  # 10 members + the marker + 1 operation each = 12
     submitted[3].cost = 7
     assert len(taken(*submitted)) == 4  # 4 + 1 + 7 = 12
-    flat, _ = take_group(deque(submitted), [], FLAT)
+    flat, _ = take_group(deque(submitted), [], LIMITS, flat=True)
     assert len(flat) == 5  # the marker + 1 + 1 + 1 + 7 + 1 = 12

@@ -27,16 +27,21 @@ TEXTS = st.one_of(
 REVISIONS = st.integers(1, 2**63 - 1)
 
 
-@given(TEXTS, TEXTS, REVISIONS)
-def test_compares_are_those_of_the_messages(key: bytes, end: bytes, revision: int) -> None:
+@given(TEXTS, TEXTS, REVISIONS, st.integers(0, 2**63 - 1))
+def test_compares_are_those_of_the_messages(key: bytes, end: bytes, revision: int, version: int) -> None:
     made = TxnRequest.FromString(
-        encoding.is_absent(key) + encoding.is_empty(key, end) + encoding.is_first(key) + encoding.is_at(key, revision)
+        encoding.is_absent(key)
+        + encoding.is_empty(key, end)
+        + encoding.is_first(key)
+        + encoding.is_version(key, version)
+        + encoding.is_at(key, revision)
     )
     assert made == TxnRequest(
         compare=[
             Compare(target=Compare.CREATE, key=key, create_revision=0),
             Compare(target=Compare.CREATE, key=key, range_end=end, create_revision=0),
             Compare(target=Compare.VERSION, key=key, version=1),
+            Compare(target=Compare.VERSION, key=key, version=version),
             Compare(target=Compare.MOD, key=key, mod_revision=revision),
         ]
     )

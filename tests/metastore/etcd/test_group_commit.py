@@ -17,7 +17,7 @@ from metastore.backends.etcd_group_commit import FLAT_FROM, NESTED_AFTER_REFUSAL
 from metastore.backends.etcd_stubs import Compare, PutRequest, RequestOp, TxnRequest
 from metastore.backends.options import EtcdOptions
 from metastore.errors import CheckFailed, InvalidBatch, StoreFull, StoreUnavailable
-from metastore.types import Absent, Applied, Batch
+from metastore.types import Absent, Applied, AtVersion, Batch, Check, EmptyRange, FirstVersion, Record
 from tests.metastore.etcd.conftest import SMALL, OpenStore
 from tests.servers import EtcdServer, free_port
 
@@ -44,6 +44,30 @@ async def test_a_lone_apply_leaves_alone(etcd_server: EtcdServer, open_store: Op
     for n in range(3):
         await store.apply(store.batch().create(f"/k/{n}", b""))
     assert sizes == [1, 1, 1]
+
+
+async def test_a_lone_apply_that_is_refused_writes_nothing(
+    etcd_server: EtcdServer, open_store: OpenStore, sizes: list[int]
+) -> None:
+    """It is sent once, whatever it checks, and is told what was there at the revision of the answer."""
+    store = await open_store(etcd_server, on_group=sizes.append)
+    taken = await store.apply(store.batch().create("/k/taken", b"1"))
+    record = await store.get("/k/taken")
+    assert record is not None
+    checks: dict[Check, Record | None] = {
+        Absent("/k/taken"): record,
+        AtVersion("/k/taken", taken.revision + 1): record,
+        FirstVersion("/k/other"): None,
+        EmptyRange("/k/", "/k0"): record,
+        EmptyRange("/a", "/z"): record,  # around the markers
+    }
+    for check, found in checks.items():
+        sizes.clear()
+        with pytest.raises(CheckFailed) as failed:
+            await store.apply(store.batch().check(Absent("/k/free"), check).put("/k/more", b""))
+        assert sizes == [1]
+        assert (failed.value.check, failed.value.current, failed.value.revision) == (check, found, taken.revision)
+    assert await store.current_revision() == taken.revision and await store.get("/k/more") is None
 
 
 async def test_a_request_holds_no_more_than_the_server_takes(
