@@ -82,8 +82,15 @@ class Footprint:
         )
 
     def touches(self, other: Footprint) -> bool:
-        """Whether their order matters."""
-        return self.depends_on(other) or other.depends_on(self)
+        """Whether their order matters: either one writes what the other checks or writes."""
+        if not (
+            self.written.isdisjoint(other.written)
+            and self.written.isdisjoint(other.checked)
+            and self.checked.isdisjoint(other.written)
+        ):
+            return True
+        ranges = self.checked_ranges or self.written_ranges or other.checked_ranges or other.written_ranges
+        return bool(ranges) and (self.depends_on(other) or other.depends_on(self))
 
     def touches_any(self, others: Iterable[Footprint]) -> bool:
         return any(map(self.touches, others))

@@ -101,7 +101,9 @@ def test_groups_equal_the_calls_one_after_the_other(submitted: list[Call], seed:
     in_flight: list[tuple[list[Call], Footprint, bool]] = []
     flat = True
     while queue or in_flight:
-        group, footprint = take_group(queue, [other for _, other, _ in in_flight], LIMITS, flat=flat)
+        # Small groups too: otherwise what touches would seldom meet in two requests.
+        limits = RequestLimits(rng.choice((3, LIMITS.max_txn_ops)), LIMITS.max_bytes)
+        group, footprint = take_group(queue, [other for _, other, _ in in_flight], limits, flat=flat)
         if group:
             in_flight.append((group, footprint, flat))
         if len(in_flight) == 2 or not group:
@@ -131,6 +133,14 @@ def test_a_write_of_what_a_member_checks_travels() -> None:
 
 def test_a_write_of_what_a_request_in_flight_checks_waits() -> None:
     assert taken(call(puts="h"), in_flight=call(checks=[Absent("h")], puts="a")) == []
+
+
+def test_a_range_meets_the_keys_in_it_in_flight_too() -> None:
+    assert taken(call(puts="b"), call(puts="c"), in_flight=call(checks=[EmptyRange("a", "c")])) == [1]
+    assert taken(call(puts="b"), call(puts="c"), in_flight=call(ranges=[("a", "c")])) == [1]
+    assert taken(call(ranges=[("a", "c")]), call(puts="c"), in_flight=call(checks=[Absent("b")])) == [1]
+    assert taken(call(checks=[EmptyRange("a", "c")]), call(puts="c"), in_flight=call(puts="b")) == [1]
+    assert taken(call(ranges=[("b", "d")]), call(puts="d"), in_flight=call(checks=[EmptyRange("a", "c")])) == [1]
 
 
 def test_nothing_overtakes_a_waiting_one_that_it_touches() -> None:

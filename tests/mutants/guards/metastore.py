@@ -156,6 +156,14 @@ METASTORE = (
         tests=("tests/metastore/test_joining.py::test_a_range_meets_the_keys_in_it",),
     ),
     Mutant(
+        "range-checked-in-flight-does-not-touch",
+        "a write waits for the request in flight that checks a range around it",
+        _JOINING,
+        "return bool(ranges) and (self.depends_on(other) or other.depends_on(self))",
+        "return bool(ranges) and self.depends_on(other)",
+        tests=("tests/metastore/test_joining.py::test_a_range_meets_the_keys_in_it_in_flight_too",),
+    ),
+    Mutant(
         "request-without-a-size",
         "what travels together fits into a request",
         _JOINING,
