@@ -124,7 +124,7 @@ async def begin_and_commit(store: MetadataStore, total: int) -> float:
 
     async def one(_: int) -> float:
         begun = await coordinator.begin()
-        await coordinator.commit(TxnId.parse(begun.header.txn_id or ""))
+        await coordinator.commit(begun.txn_id)
         return 0.0
 
     return (await at_once(total, CALLERS, one))[0]
@@ -153,7 +153,7 @@ async def in_process(endpoint: str) -> dict[str, float]:
 
 async def with_operations(coordinator: Transactions, count: int) -> TxnId:
     begun = await coordinator.begin()
-    txn_id = TxnId.parse(begun.header.txn_id or "")
+    txn_id = begun.txn_id
     store = coordinator.store
     op = WriteOp(segment=SEGMENT, after="1:17", count=100)
 
@@ -210,7 +210,7 @@ async def steady_commits(coordinator: Transactions, enough: Callable[[list[float
         while not enough(seconds):
             begun = await coordinator.begin()
             start = time.perf_counter()
-            await coordinator.commit(TxnId.parse(begun.header.txn_id or ""))
+            await coordinator.commit(begun.txn_id)
             seconds.append(time.perf_counter() - start)
             await asyncio.sleep(STEADY_PAUSE_S)
 

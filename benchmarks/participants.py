@@ -332,7 +332,7 @@ def entries_path(segment: str) -> str:
 
 async def begun(coordinator: Transactions) -> TxnId:
     answer = await coordinator.begin(BeginRequest(timeout_ms=LONG_MS))
-    return TxnId.parse(answer.header.txn_id or "")
+    return answer.txn_id
 
 
 # -- visibility -----------------------------------------------------------------------------------------------------

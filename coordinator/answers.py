@@ -20,7 +20,8 @@ from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
 
 Members = dict[str, Any]
-"""A `TransactionHeader` as its JSON members, without those that have no value. It costs a fraction of a model."""
+"""A `TransactionHeader` as its JSON members, without those that have no value: building the model, and dumping it,
+would cost several times as much, for each answer."""
 
 
 def members(
@@ -63,24 +64,20 @@ def members_alike(txn_ids: Sequence[TxnId], header: Header, revision: Revision) 
     return [{**alike, "txn_id": txn_id} for txn_id in txn_ids]
 
 
-def describe(
-    txn_id: TxnId, header: Header, revision: Revision, *, deadline_ms: int | None = None, prepared: bool = False
-) -> TransactionHeader:
-    """Like `members`, as a model."""
-    return TransactionHeader(**members(txn_id, header, revision, deadline_ms=deadline_ms, prepared=prepared))
-
-
-def describe_records(
-    records: TransactionRecords, *, deadline_ms: int | None = None, prepared: bool = False
-) -> TransactionHeader:
-    """A transaction as it was read, except for a deadline or a prepare that was just applied to it."""
-    return describe(
+def members_as_read(records: TransactionRecords, *, deadline_ms: int | None = None, prepared: bool = False) -> Members:
+    """The `members` of a transaction as it was read, except for a deadline or a prepare that was just applied to it."""
+    return members(
         records.txn_id,
         records.header,
         records.header_record.version,
         deadline_ms=records.deadline_ms if deadline_ms is None else deadline_ms,
         prepared=prepared or records.prepared_record is not None,
     )
+
+
+def as_model(records: TransactionRecords) -> TransactionHeader:
+    """A transaction as it was read."""
+    return TransactionHeader(**members_as_read(records))
 
 
 def unknown_transaction(txn_id: TxnId) -> errors.MetatxnError:

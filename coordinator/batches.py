@@ -28,7 +28,7 @@ from metastore.errors import InvalidBatch, MetastoreError
 from metastore.txn.store import TransactionRecords, read_plain
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
-from metatxn.wire.coordinator import BatchItem, BeginRequest, TransactionHeader
+from metatxn.wire.coordinator import BatchItem, BeginRequest
 from metatxn.wire.errors import invalid_field
 from metatxn.wire.ids import TxnId
 
@@ -84,7 +84,7 @@ async def run_batch(
             lanes.append(lane)
 
     async def together(
-        call: Callable[[list[Item]], Awaitable[Sequence[Members | Begun | TransactionHeader | Failure]]],
+        call: Callable[[list[Item]], Awaitable[Sequence[Members | Begun | Failure]]],
         some: Mapping[int, Item],
         *,
         created: bool,
@@ -170,20 +170,18 @@ def _presumed(end: End, known: Known) -> TransactionRecords | None:
     return records if records and records.header.key is None else None
 
 
-async def _by_itself(
-    transactions: Transactions, item: Wanted, known: Known, caller: Principal
-) -> Begun | TransactionHeader:
+async def _by_itself(transactions: Transactions, item: Wanted, known: Known, caller: Principal) -> Begun | Members:
     if isinstance(item, End):
         return await transactions.end(item, caller=caller, known=_presumed(item, known))
     return await transactions.begin(item, caller=caller)
 
 
-def _item_answer(answer: Begun | TransactionHeader | Failure) -> ItemAnswer:
+def _item_answer(answer: Begun | Members | Failure) -> ItemAnswer:
     match answer:
-        case Begun(header, created):
-            return Done(header.model_dump(exclude_none=True), created)
-        case TransactionHeader():
-            return Done(answer.model_dump(exclude_none=True), created=False)
+        case Begun(txn, created):
+            return Done(txn, created)
+        case dict():
+            return Done(answer, created=False)
     return answer
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from coordinator.answers import Members, describe, members_alike, unknown_transaction
+from coordinator.answers import Members, members, members_alike, unknown_transaction
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.presumed import PresumedKeys
 from coordinator.settling import Overtaken, Settling
@@ -25,7 +25,6 @@ from metastore.txn.records.transactions import Header, TransactionKey
 from metastore.txn.states import ExpiredBy, TxnState
 from metastore.txn.store import TransactionRecords, finalize, read_transaction
 from metastore.types import Applied, Batch
-from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
 
 log = structlog.get_logger()
@@ -57,7 +56,7 @@ class Decisions:
 
     async def decide(
         self, records: TransactionRecords, final: Header, *, as_holder: bool = False, key: KeyRecord | None = None
-    ) -> TransactionHeader:
+    ) -> Members:
         """Decide a transaction. `key` is its key as it was read with the records or later, to save a read. Raises
         `Overtaken` (read again), `KeyMovedOn` (only for a commit), and the store's errors."""
         batch = finalize(self.store.batch(), [records], final)
@@ -65,7 +64,7 @@ class Decisions:
         applied = await self.apply(batch, ([records], final))
         if written is not None and as_holder:
             self.presumed.written(*written, applied.revision)
-        return describe(records.txn_id, final, applied.revision)
+        return members(records.txn_id, final, applied.revision)
 
     async def decide_together(self, decided: Sequence[DecidedTransactions]) -> list[Members]:
         """Like `decide`, for all of them in one apply or for none. For transactions without a key."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator import answers
+from coordinator.answers import Members
 from coordinator.decisions import aborted, committed
 from coordinator.ownership import require_force
 from metastore.txn.records.transactions import Header
 from metastore.txn.states import TxnState
 from metastore.txn.store import TransactionRecords
 from metatxn.service.security.principal import Principal
-from metatxn.wire.coordinator import TransactionHeader
 from metatxn.wire.ids import TxnId
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class Commit:
         counted = records.remembered_writers if self.writers is None else self.writers
         return committed(records.header_to_decide, now_ms, counted, caller.name)
 
-    def again(self, records: TransactionRecords) -> TransactionHeader:
+    def again(self, records: TransactionRecords) -> Members:
         """The answer for a transaction that is already final (DESIGN §5.11). Raises INVALID_TXN_STATE,
         EXPIRED_TRANSACTION."""
         header = records.header
@@ -52,7 +52,7 @@ class Commit:
             raise answers.already_decided(self.txn_id, header)
         if self.writers is not None and self.writers != header.writers:
             raise answers.other_writers(self.txn_id, header)
-        return answers.describe_records(records)
+        return answers.members_as_read(records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class Abort:
             require_force(records, caller)
         return aborted(records.header_to_decide, now_ms, self.reason, caller.name)
 
-    def again(self, records: TransactionRecords) -> TransactionHeader:
+    def again(self, records: TransactionRecords) -> Members:
         if records.header.state is not TxnState.ABORTED:
             raise answers.already_decided(self.txn_id, records.header)
-        return answers.describe_records(records)
+        return answers.members_as_read(records)
 
 
 End = Commit | Abort

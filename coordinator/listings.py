@@ -133,7 +133,7 @@ class Listings:
         async with aclosing(rows):
             async for position, records in rows:
                 if records:
-                    found = answers.describe_records(records)
+                    found = answers.as_model(records)
                     admitted = wanted.admits(found, now_ms)
                     if (admitted and len(items) == limit) or size > PAGE_BYTES:
                         return TransactionPage(items=items, next_page_token=paging.make_token(name, after))
@@ -153,9 +153,7 @@ class Listings:
         what is shown."""
         found: dict[TxnId, TransactionRecords | None] = {**await read_plain(self.store, txn_ids)}
         shown = [
-            txn_id
-            for txn_id, records in found.items()
-            if records and wanted.admits(answers.describe_records(records), now_ms)
+            txn_id for txn_id, records in found.items() if records and wanted.admits(answers.as_model(records), now_ms)
         ]
         for portion in _portions(shown, repeat(PORTIONS[-1])):
             found |= zip(portion, await read_transactions(self.store, portion), strict=True)

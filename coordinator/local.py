@@ -51,7 +51,7 @@ class LocalCommits:
         self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE
     ) -> TransactionHeader:
         """See `Transactions.commit`."""
-        return await self.transactions.commit(txn_id, writers, caller=caller)
+        return TransactionHeader(**await self.transactions.commit(txn_id, writers, caller=caller))
 
 
 def local_commits(store: MetadataStore, clock: Clock, registry: CollectorRegistry) -> LocalCommits:

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from coordinator import answers
+from coordinator.answers import Members
 from coordinator.decisions import Decisions, aborted
 from coordinator.doubt import ACTION_AFTER_BEGIN, Doubt
 from coordinator.settling import Overtaken
@@ -37,7 +38,6 @@ from metatxn.wire.coordinator import (
     ConnectAnswer,
     ConnectRequest,
     DeletedTransactionKey,
-    TransactionHeader,
     TransactionKeyInfo,
 )
 from metatxn.wire.ids import TxnId
@@ -51,8 +51,14 @@ class Begun(NamedTuple):
     """The answer to a begin. `created` is false if it found the same transaction open, or its version already
     committed."""
 
-    header: TransactionHeader
+    txn: Members
     created: bool
+
+    @property
+    def txn_id(self) -> TxnId:
+        """Its id. Raises `KeyError` for a version that was committed before."""
+        txn_id: TxnId = self.txn["txn_id"]
+        return txn_id
 
 
 class StoredWithBegin(Protocol):
@@ -178,7 +184,7 @@ class TransactionKeys:
                         self._decisions.metrics.created.inc()
                         if intents:
                             intents.stored(txn_id)
-                        return Begun(answers.describe_records(landed), created=True)
+                        return Begun(answers.members_as_read(landed), created=True)
                     txn_id = None  # it may have begun, ended and been collected meanwhile: an id never begins twice
                 doubt.settle()
                 held = presumed or await read_key(self._store, request.owner, key)
@@ -189,7 +195,7 @@ class TransactionKeys:
                 predecessor = await self._held_transaction(held.value)
                 joins = follows is not None and predecessor is not None and not predecessor.prepared_record
                 if predecessor and (joins or _is_same(predecessor, request, epoch)):
-                    return Begun(answers.describe_records(predecessor), created=False)
+                    return Begun(answers.members_as_read(predecessor), created=False)
                 if predecessor and predecessor.prepared_record:
                     raise _prepared_predecessor(predecessor, key)
                 if follows:
@@ -220,7 +226,7 @@ class TransactionKeys:
                 if intents:
                     intents.stored(txn_id)
                 log.debug("transaction begun", txn_id=str(txn_id), transaction_key=key, epoch=epoch)
-                return Begun(answers.describe(txn_id, header, revision), created=True)
+                return Begun(answers.members(txn_id, header, revision), created=True)
             raise patience.over(f"transaction key {key!r}")
 
     def _presumed(self, request: BeginRequest, key: str, epoch: int, follows: Follows | None) -> KeyRecord | None:
@@ -396,15 +402,11 @@ def _is_same(predecessor: TransactionRecords, request: BeginRequest, epoch: int)
     return request.version is not None and header.version == request.version and header.epoch == epoch
 
 
-def _committed_before(held: KeyRecord, request: BeginRequest) -> TransactionHeader:
-    return TransactionHeader(
-        state="COMMITTED",
-        already_committed=True,
-        transaction_key=held.key,
-        owner=held.owner,
-        epoch=held.value.epoch if held.value else None,
-        version=request.version,
-    )
+def _committed_before(held: KeyRecord, request: BeginRequest) -> Members:
+    assert held.value is not None, "it knows its last version"
+    owner = {} if held.owner is None else {"owner": held.owner}
+    key = {"transaction_key": held.key, "epoch": held.value.epoch, "version": request.version}
+    return {"state": "COMMITTED", **owner, **key, "already_committed": True}
 
 
 def _prepared_predecessor(predecessor: TransactionRecords, key: str) -> errors.MetatxnError:

@@ -43,7 +43,7 @@ from metastore.txn.store import TransactionRecords, read_transaction
 from metastore.types import Absent, Batch, Revision
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
-from metatxn.wire.coordinator import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest, TransactionHeader
+from metatxn.wire.coordinator import MAX_TIMEOUT_MS, MAX_WRITERS, BeginRequest
 from metatxn.wire.errors import invalid_field
 from metatxn.wire.ids import TxnId
 
@@ -134,7 +134,7 @@ class Transactions:
         self._presumed.begun([txn_id], header, revision)
         self.metrics.created.inc()
         log.debug("transaction begun", txn_id=str(txn_id), deadline_ms=header.timeout_ms)
-        return Begun(answers.describe(txn_id, header, revision), created=True)
+        return Begun(answers.members(txn_id, header, revision), created=True)
 
     async def begin_together(
         self, requests: Sequence[BeginRequest], *, caller: Principal = ANYONE
@@ -184,14 +184,14 @@ class Transactions:
             properties=request.properties,
         )
 
-    async def get(self, txn_id: TxnId, *, caller: Principal = ANYONE) -> TransactionHeader:
+    async def get(self, txn_id: TxnId, *, caller: Principal = ANYONE) -> Members:
         """Read a transaction. Raises TXN_NOT_FOUND."""
         try:
             records = await self._decisions.read(txn_id)
         except errors.TransactionNotFound:
             raise await self._not_found(txn_id) from None
         require_owner(records, caller)
-        return answers.describe_records(records)
+        return answers.members_as_read(records)
 
     async def _not_found(self, txn_id: TxnId) -> errors.MetatxnError:
         """The error for a transaction without a header. Ids come in blocks, so one below the next block of its
@@ -204,7 +204,7 @@ class Transactions:
 
     async def commit(
         self, txn_id: TxnId, writers: Iterable[str] | None = None, *, caller: Principal = ANYONE
-    ) -> TransactionHeader:
+    ) -> Members:
         """Commit (DESIGN §5.11, §5.12). `writers` are those that count. None: the remembered ones, or all if none are
         remembered.
 
@@ -216,7 +216,7 @@ class Transactions:
 
     async def abort(
         self, txn_id: TxnId, reason: str | None = None, *, force: bool = False, caller: Principal = ANYONE
-    ) -> TransactionHeader:
+    ) -> Members:
         """Abort. A transaction that timed out or was fenced is already aborted, so aborting it succeeds.
 
         `force` is for administrators, and only changes who may abort a prepared transaction; while authentication is
@@ -233,7 +233,7 @@ class Transactions:
         known: TransactionRecords | None = None,
         key: KeyRecord | None = None,
         lost: Overtaken | OutcomeUnknown | None = None,
-    ) -> TransactionHeader:
+    ) -> Members:
         """End a transaction: `commit` or `abort`.
 
         `known` is the transaction as it was read after this request arrived, or as it is presumed, to save the first
@@ -275,7 +275,7 @@ class Transactions:
 
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]], *, caller: Principal = ANYONE
-    ) -> Sequence[Members | TransactionHeader | Failure]:
+    ) -> Sequence[Members | Failure]:
         """End transactions in one apply, each as `end` would: open ones without a key, that belong to the caller.
 
         The records may be presumed (`read_plain`). If one of them is not as it was read, the apply has no
@@ -294,7 +294,7 @@ class Transactions:
         except (Overtaken, OutcomeUnknown) as lost:
             return await asyncio.gather(*(answered(self.end(end, caller=caller, lost=lost)) for end, _ in ends))
 
-    def _answer_again(self, end: End, records: TransactionRecords) -> TransactionHeader:
+    def _answer_again(self, end: End, records: TransactionRecords) -> Members:
         try:
             return end.again(records)
         except errors.MetatxnError:
@@ -330,38 +330,38 @@ class Transactions:
 
     # -- while it is open ----------------------------------------------------------------------------------------
 
-    async def keep_alive(self, txn_id: TxnId, timeout_ms: int, *, caller: Principal = ANYONE) -> TransactionHeader:
+    async def keep_alive(self, txn_id: TxnId, timeout_ms: int, *, caller: Principal = ANYONE) -> Members:
         """Move the deadline to `timeout_ms` from now.
 
         Raises EXPIRED_TRANSACTION or INVALID_TXN_STATE if it is decided, and TXN_CONFLICT if it is prepared.
         """
 
-        def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
+        def change(records: TransactionRecords, batch: Batch) -> Members:
             now_ms = self.clock()
             deadline_ms = now_ms + timeout_ms
             records.keep_alive(batch, deadline_ms, now_ms)
-            return answers.describe_records(records, deadline_ms=deadline_ms)
+            return answers.members_as_read(records, deadline_ms=deadline_ms)
 
         return await self._change(txn_id, change, caller)
 
-    async def add_writers(self, txn_id: TxnId, add: Iterable[str], *, caller: Principal = ANYONE) -> TransactionHeader:
+    async def add_writers(self, txn_id: TxnId, add: Iterable[str], *, caller: Principal = ANYONE) -> Members:
         """Remember writers that count; a commit without a list of its own uses them. Raises the errors of
         `keep_alive`."""
         added = writer_set(add, "add")
 
-        def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
+        def change(records: TransactionRecords, batch: Batch) -> Members:
             known = records.remembered_writers or ()
             if not set(added) <= set(known):
                 writers = writer_set((*known, *added), "add")
                 refuse_large_list(writers, "add", records, self.store)
                 records.remember_writers(batch, writers)
-            return answers.describe_records(records)
+            return answers.members_as_read(records)
 
         return await self._change(txn_id, change, caller)
 
     async def prepare(
         self, txn_id: TxnId, prepared_timeout_ms: int | None = None, *, caller: Principal = ANYONE
-    ) -> TransactionHeader:
+    ) -> Members:
         """The first phase of an external two-phase commit: only a decision may follow, and a longer deadline is in
         force.
 
@@ -370,21 +370,21 @@ class Transactions:
         """
         timeout_ms = PREPARED_TIMEOUT_MS if prepared_timeout_ms is None else prepared_timeout_ms
 
-        def change(records: TransactionRecords, batch: Batch) -> TransactionHeader:
+        def change(records: TransactionRecords, batch: Batch) -> Members:
             now_ms = self.clock()
             records.prepare(batch, Prepared(prepared_ms=now_ms, deadline_ms=now_ms + timeout_ms))
-            return answers.describe_records(records, deadline_ms=now_ms + timeout_ms, prepared=True)
+            return answers.members_as_read(records, deadline_ms=now_ms + timeout_ms, prepared=True)
 
-        return await self._change(txn_id, change, caller, when_prepared=answers.describe_records)
+        return await self._change(txn_id, change, caller, when_prepared=answers.members_as_read)
 
     async def _change(
         self,
         txn_id: TxnId,
-        change: Callable[[TransactionRecords, Batch], TransactionHeader],
+        change: Callable[[TransactionRecords, Batch], Members],
         caller: Principal,
         *,
-        when_prepared: Callable[[TransactionRecords], TransactionHeader] | None = None,
-    ) -> TransactionHeader:
+        when_prepared: Callable[[TransactionRecords], Members] | None = None,
+    ) -> Members:
         """Change side records. `change` fills a batch for those of an open transaction, and returns the answer for when
         the batch is applied; it leaves the batch empty if there is nothing to change.
 

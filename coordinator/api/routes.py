@@ -19,7 +19,7 @@ from coordinator.stored_records import StoredRecords
 from coordinator.transactions import Transactions
 from metastore.errors import MetastoreError
 from metatxn.service import audit
-from metatxn.service.answers import json_response, model_response
+from metatxn.service.answers import json_response
 from metatxn.service.audited import address_of, audited
 from metatxn.service.direct import DirectRoute
 from metatxn.service.http import Caller, PathText, TxnIdPath, from_store
@@ -66,6 +66,9 @@ ALWAYS = (ErrorCode.INVALID_ARGUMENT, ErrorCode.STORE_UNAVAILABLE)
 WRITES = (*ALWAYS, ErrorCode.OUTCOME_UNKNOWN, ErrorCode.STORAGE_FULL)
 ENDS = (*WRITES, ErrorCode.TXN_NOT_FOUND, ErrorCode.INVALID_TXN_STATE, ErrorCode.EXPIRED_TRANSACTION)
 """The errors that an endpoint of this kind can answer."""
+
+TRANSACTION: dict[str, Any] = {"response_model": TransactionHeader, "response_model_exclude_none": True}
+"""What the endpoints of one transaction answer. They return its members, which need no second validation."""
 
 
 KeyPath = Annotated[PathText, AfterValidator(valid_key)]
@@ -186,43 +189,59 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
 
     _add_begins(router, transactions)
 
-    @router.get("/{txn_id}", response_model_exclude_none=True, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
-    async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> TransactionHeader:
+    @router.get(
+        "/{txn_id}",
+        **TRANSACTION,
+        responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND),
+    )
+    async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> Response:
         """The current state of a transaction."""
-        return await transactions.get(txn_id, caller=caller)
+        return json_response(await transactions.get(txn_id, caller=caller))
 
-    @router.post("/{txn_id}/commit", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.NOT_ALLOWED))
-    async def commit(txn_id: TxnIdPath, caller: Caller, body: CommitRequest | None = None) -> TransactionHeader:
+    @router.post(
+        "/{txn_id}/commit",
+        **TRANSACTION,
+        responses=problems(*ENDS, ErrorCode.NOT_ALLOWED),
+    )
+    async def commit(txn_id: TxnIdPath, caller: Caller, body: CommitRequest | None = None) -> Response:
         """Commit. A repeated commit succeeds; if it has a list of `writers`, only with the same list."""
-        return await transactions.commit(txn_id, body.writers if body else None, caller=caller)
+        return json_response(await transactions.commit(txn_id, body.writers if body else None, caller=caller))
 
-    @router.post("/{txn_id}/abort", response_model_exclude_none=True, responses=problems(*ENDS))
+    @router.post("/{txn_id}/abort", **TRANSACTION, responses=problems(*ENDS))
     @audited("transaction.abort_by_force", only_if="force")
-    async def abort(txn_id: TxnIdPath, caller: Caller, body: AbortRequest | None = None) -> TransactionHeader:
+    async def abort(txn_id: TxnIdPath, caller: Caller, body: AbortRequest | None = None) -> Response:
         """Abort. A repeated abort succeeds, and so does aborting a transaction that has timed out or was fenced."""
         body = body or AbortRequest()
-        return await transactions.abort(txn_id, body.reason, force=body.force, caller=caller)
+        return json_response(await transactions.abort(txn_id, body.reason, force=body.force, caller=caller))
 
     @router.post(
-        "/{txn_id}/writers", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
+        "/{txn_id}/writers",
+        **TRANSACTION,
+        responses=problems(*ENDS, ErrorCode.TXN_CONFLICT),
     )
-    async def add_writers(txn_id: TxnIdPath, body: WritersRequest, caller: Caller) -> TransactionHeader:
+    async def add_writers(txn_id: TxnIdPath, body: WritersRequest, caller: Caller) -> Response:
         """Remember writers that count; a commit without `writers` uses that list."""
-        return await transactions.add_writers(txn_id, body.add, caller=caller)
+        return json_response(await transactions.add_writers(txn_id, body.add, caller=caller))
 
     @router.post(
-        "/{txn_id}/keep-alive", response_model_exclude_none=True, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT)
+        "/{txn_id}/keep-alive",
+        **TRANSACTION,
+        responses=problems(*ENDS, ErrorCode.TXN_CONFLICT),
     )
-    async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest, caller: Caller) -> TransactionHeader:
+    async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest, caller: Caller) -> Response:
         """Move the deadline to `timeout_ms` from now."""
-        return await transactions.keep_alive(txn_id, body.timeout_ms, caller=caller)
+        return json_response(await transactions.keep_alive(txn_id, body.timeout_ms, caller=caller))
 
-    @router.post("/{txn_id}/prepare", response_model_exclude_none=True, responses=problems(*ENDS))
-    async def prepare(txn_id: TxnIdPath, caller: Caller, body: PrepareRequest | None = None) -> TransactionHeader:
+    @router.post(
+        "/{txn_id}/prepare",
+        **TRANSACTION,
+        responses=problems(*ENDS),
+    )
+    async def prepare(txn_id: TxnIdPath, caller: Caller, body: PrepareRequest | None = None) -> Response:
         """The first phase of an external two-phase commit: from now on the transaction can only be committed or
         aborted."""
         timeout_ms = body.prepared_timeout_ms if body else None
-        return await transactions.prepare(txn_id, timeout_ms, caller=caller)
+        return json_response(await transactions.prepare(txn_id, timeout_ms, caller=caller))
 
     return router
 
@@ -231,8 +250,7 @@ def _add_begins(router: APIRouter, transactions: Transactions) -> None:
     @router.post(
         "",
         status_code=201,
-        response_model=TransactionHeader,
-        response_model_exclude_none=True,
+        **TRANSACTION,
         responses=problems(*WRITES, ErrorCode.NOT_ALLOWED, ErrorCode.TXN_CONFLICT)
         | {
             200: {
@@ -249,7 +267,7 @@ def _add_begins(router: APIRouter, transactions: Transactions) -> None:
         is answered with `already_committed` (200). With authentication, the caller is its `owner`.
         """
         begun = await transactions.begin(body, caller=caller)
-        return model_response(begun.header, 201 if begun.created else 200)
+        return json_response(begun.txn, 201 if begun.created else 200)
 
     @router.post("/batch", response_model=BatchAnswer, response_model_exclude_none=True, responses=problems(*ALWAYS))
     async def batch(body: BatchRequest, caller: Caller, request: Request) -> Response:

@@ -212,9 +212,10 @@ class EtcdStore(StoredIndexes):
         self._assert_open()
         if batch.empty:
             return Applied(await self.current_revision())
-        encoded = None
-        with suppress(UnicodeEncodeError):
+        try:
             encoded = self._wire.encode(batch, self._max_cost)
+        except UnicodeEncodeError:
+            encoded = None
         if encoded is None or encoded.size_bytes > self.max_batch_bytes or "" in batch.puts:
             self.refuse_unfit(batch)  # says which key it is, and counts exactly; here each check stands twice
         assert encoded is not None, "a key that cannot be encoded is refused"

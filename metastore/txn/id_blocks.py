@@ -67,6 +67,9 @@ class IdBlocks:
 
     async def next(self) -> TxnId:
         """The next id. Raises the errors of `take`."""
+        if not self._is_old():
+            for sequence in self._free:
+                return TxnId(self._coordinator_id, sequence)
         return (await self.take(1))[0]
 
     async def take(self, count: int) -> list[TxnId]:
@@ -76,7 +79,7 @@ class IdBlocks:
         Callers that find the block empty at the same time wait for one lease together.
         """
         taken: list[TxnId] = []
-        if self._loop and self._loop.time() - self._leased_at > self._block_seconds:
+        if self._is_old():
             self._take_from(range(0))
         for _ in range(_MOST_BLOCKS):
             taken += (TxnId(self._coordinator_id, sequence) for sequence in islice(self._free, count - len(taken)))
@@ -99,6 +102,10 @@ class IdBlocks:
                 last=self._block.stop - 1,
             )
             self._take_from(range(0))
+
+    def _is_old(self) -> bool:
+        """Whether the block was leased too long ago to be used."""
+        return self._loop is not None and self._loop.time() - self._leased_at > self._block_seconds
 
     def _take_from(self, block: range) -> None:
         self._block, self._free = block, iter(block)

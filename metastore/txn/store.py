@@ -236,6 +236,7 @@ def finalize(batch: Batch, alike: Iterable[TransactionRecords], final: Header) -
     for records in alike:
         assert may_become(records.header.state, final.state)
         txn_id = records.txn_id
+        absent: list[Absent] = []
         batch.replace(records.header_record, value)
         batch.delete(paths.deadline_entry(records.deadline_ms, txn_id))
         for record, key in (
@@ -246,7 +247,8 @@ def finalize(batch: Batch, alike: Iterable[TransactionRecords], final: Header) -
             if record:
                 batch.remove(record)
             else:
-                batch.check(Absent(key))
+                absent.append(Absent(key))
+        batch.check(*absent)
     return batch
 
 

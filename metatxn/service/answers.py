@@ -18,9 +18,9 @@ def model_response(model: BaseModel, status: int = 200) -> Response:
     return Response(model.model_dump_json(exclude_none=True), status_code=status, media_type="application/json")
 
 
-def json_response(value: object) -> Response:
-    """A response for large answers: anything that JSON can express, without a model."""
-    return Response(to_json(value), media_type="application/json")
+def json_response(value: object, status: int = 200) -> Response:
+    """A response for frequent or large answers: anything that JSON can express, without a model."""
+    return Response(to_json(value), status_code=status, media_type="application/json")
 
 
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:

@@ -202,11 +202,10 @@ class Producers:
             begun = await self._transactions.begin(request, follows=Follows(producer.txn_id, intents))
         finally:
             intents.settle()
-        if begun.header.state != "OPEN":
+        if begun.txn["state"] != "OPEN":
             await self._look(producer)
             return
-        assert begun.header.txn_id is not None, "only a version can be committed before"
-        producer.txn_id, producer.is_open, producer.ended = TxnId.parse(begun.header.txn_id), True, None
+        producer.txn_id, producer.is_open, producer.ended = begun.txn_id, True, None
         producer.segments.clear()
         producer.groups.clear()
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from metatxn.wire.coordinator import MAX_TIMEOUT_MS, BeginRequest
-from metatxn.wire.ids import TxnId
 from metatxn_gateways.pulsar.brokers import fields_of
 from metatxn_gateways.pulsar.codes import PulsarCode, PulsarError, txn_code_of
 from metatxn_gateways.pulsar.commands import command
@@ -54,7 +53,7 @@ class Coordinators:
         begun = await self._session.context.transactions.begin(
             BeginRequest(timeout_ms=request.txn_ttl_millis), caller=self._session.principal
         )
-        txn_id = TxnId.parse(str(begun.header.txn_id))
+        txn_id = begun.txn_id
         return command(
             "new_txn_response",
             request_id=request.request_id,

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.answers import Members
 from coordinator.service import CoordinatorService
 from coordinator.settling import Settling
 from coordinator.timeout_sweep import TimeoutSweep
@@ -22,7 +23,7 @@ from metastore.txn.records.transactions import TransactionKey
 from metastore.txn.store import INDEXES, read_transaction
 from metastore.types import RangeResult, Snapshot
 from metatxn.wire import errors
-from metatxn.wire.coordinator import BeginRequest, ConnectRequest
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from tests.coordinator.stores import FaultyStore
@@ -164,8 +165,8 @@ async def under_key(transactions: Transactions, key: str = "k", **fields: object
     return await transactions.begin(BeginRequest.model_validate({"transaction_key": key, **fields}))
 
 
-def id_of(header: object) -> TxnId:
-    return TxnId.parse(str(getattr(header, "txn_id", None)))
+def id_of(txn: TransactionHeader | Members) -> TxnId:
+    return TxnId.parse(str(txn["txn_id"] if isinstance(txn, dict) else txn.txn_id))
 
 
 async def check_records(store: MetadataStore) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.answers import Members
 from coordinator.batches import TOGETHER, Done, ItemAnswer, run_batch
 from coordinator.service import CoordinatorService
 from coordinator.transactions import MAX_WRITERS_BYTES, Transactions, answered
@@ -22,7 +23,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.errors import InvalidBatch, StoreUnavailable
 from metastore.txn.store import INDEXES
 from metatxn.wire import errors
-from metatxn.wire.coordinator import BatchItem, BatchRequest, TransactionHeader
+from metatxn.wire.coordinator import BatchItem, BatchRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from metatxn.wire.problems import MEDIA_TYPE
@@ -229,7 +230,7 @@ async def test_what_happens_between_the_common_read_and_a_commit_is_not_overlook
     txn_id = await begin(transactions)
     store.before_applies.append(lambda: transactions.add_writers(txn_id, ["late"]))
     (txn,) = done(await run_batch(transactions, parsed([end("commit", txn_id.sequence)])))
-    assert (txn.state, txn.writers) == ("COMMITTED", ["late"])
+    assert (txn["state"], txn["writers"]) == ("COMMITTED", ["late"])
 
 
 # -- plain items in one apply ------------------------------------------------------------------------------------------
@@ -239,9 +240,9 @@ async def opened(transactions: Transactions, count: int) -> list[TxnId]:
     return [await begin(transactions) for _ in range(count)]
 
 
-def done(answers: list[ItemAnswer]) -> list[TransactionHeader]:
+def done(answers: list[ItemAnswer]) -> list[Members]:
     """Those that succeeded."""
-    return [TransactionHeader(**answer.txn) for answer in answers if isinstance(answer, Done)]
+    return [answer.txn for answer in answers if isinstance(answer, Done)]
 
 
 def commits(txn_ids: list[TxnId]) -> list[BatchItem]:
@@ -274,7 +275,7 @@ async def test_what_is_too_much_for_one_apply_goes_in_halves(
     txn_ids = [id_of(header) for header in done(begun)]
     assert len(set(txn_ids)) == TOGETHER - 1
     store.sent.clear()
-    assert [header.state for header in done(await run_batch(transactions, commits(txn_ids)))] == ["COMMITTED"] * (
+    assert [header["state"] for header in done(await run_batch(transactions, commits(txn_ids)))] == ["COMMITTED"] * (
         TOGETHER - 1
     )
     assert len(store.sent) < TOGETHER, "parts, not one by one"
@@ -284,17 +285,17 @@ async def test_items_that_share_an_apply_may_differ(transactions: Transactions, 
     """What is made once for items that are alike belongs to no other one."""
     fields: list[Item] = [{}, {}, {"timeout_ms": 7}, {"owner": "a"}, {"properties": {"n": "1"}}, {"timeout_ms": 7}]
     begun = done(await run_batch(transactions, parsed([{"op": "begin", **some} for some in fields])))
-    ids = [header.txn_id for header in begun]
+    ids = [header["txn_id"] for header in begun]
     wishes: list[Item] = [{"writers": ["x"]}, {"writers": ["y"]}, {}, {}, {"reason": "r"}, {"reason": "s"}]
     ops = ["commit"] * 4 + ["abort"] * 2
     items = [{"op": op, "txn_id": txn_id, **wish} for op, txn_id, wish in zip(ops, ids, wishes, strict=True)]
     ended = done(await run_batch(transactions, parsed(items)))
     for header, final, op, some, wish in zip(begun, ended, ops, fields, wishes, strict=True):
-        assert header.deadline_ms == (header.created_ms or 0) + some.get("timeout_ms", 60_000)
+        assert header["deadline_ms"] == header["created_ms"] + some.get("timeout_ms", 60_000)
         assert final == await transactions.get(id_of(header))
-        assert (final.owner, final.properties) == (some.get("owner"), some.get("properties"))
-        assert (final.state == "COMMITTED") == (op == "commit")
-        assert (final.writers, final.reason) == (wish.get("writers"), wish.get("reason"))
+        assert (final.get("owner"), final.get("properties")) == (some.get("owner"), some.get("properties"))
+        assert (final["state"] == "COMMITTED") == (op == "commit")
+        assert (final.get("writers"), final.get("reason")) == (wish.get("writers"), wish.get("reason"))
     assert len(store.sent) == 3, "a block of ids, and two applies"
 
 
@@ -309,7 +310,7 @@ async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
     store.sent.clear()
     answers = await run_batch(transactions, commits(txn_ids))
     assert isinstance(refused := answers.pop(5), errors.MetatxnError) and refused.code is ErrorCode.INVALID_TXN_STATE
-    assert [header.state for header in done(answers)] == ["COMMITTED"] * 9
+    assert [header["state"] for header in done(answers)] == ["COMMITTED"] * 9
     assert len(store.sent) == 1 + 9, "all of them in vain, then each that is still open"
     cas = transactions.metrics.registry
     counted = [
@@ -339,9 +340,9 @@ async def test_a_lost_reply_of_many_ends_is_resolved_for_each(
         header = await other.get(txn_id)
         if rival and fault is not Fault.LOSE_REPLY and txn_id == txn_ids[2]:
             assert isinstance(answer, errors.MetatxnError) and answer.code is ErrorCode.INVALID_TXN_STATE
-            assert header.state == "ABORTED"
+            assert header["state"] == "ABORTED"
         else:
-            assert done([answer]) == [header] and header.state == "COMMITTED"
+            assert done([answer]) == [header] and header["state"] == "COMMITTED"
     ended = transactions.metrics.registry.get_sample_value("metatxn_transactions_ended_total", {"result": "committed"})
     assert ended == (7 if rival and fault is not Fault.LOSE_REPLY else 8)
 
@@ -356,7 +357,7 @@ async def test_a_lost_reply_of_many_ends_is_not_called_off_by_the_reads_behind_i
     for answer in await run_batch(transactions, commits(txn_ids)):
         assert isinstance(answer, errors.MetatxnError) and answer.code is ErrorCode.OUTCOME_UNKNOWN
     store.before_reads.clear()
-    assert {(await transactions.get(txn_id)).state for txn_id in txn_ids} == {"COMMITTED"}
+    assert {(await transactions.get(txn_id))["state"] for txn_id in txn_ids} == {"COMMITTED"}
 
 
 @pytest.mark.parametrize("fault", LOST)
@@ -388,8 +389,8 @@ async def test_nobody_knows_is_said_of_each(
     store.faults.clear()
     await store.deliver()
     found = [await transactions.get(TxnId.parse(str(error.members["txn_id"]))) for error in unknown]
-    assert len({header.txn_id for header in found}) == 3
-    assert {header.state for header in found} == {state}
+    assert len({header["txn_id"] for header in found}) == 3
+    assert {header["state"] for header in found} == {state}
 
 
 async def test_what_certainly_did_not_happen_is_said_of_each(transactions: Transactions, store: FaultyStore) -> None:
@@ -397,7 +398,7 @@ async def test_what_certainly_did_not_happen_is_said_of_each(transactions: Trans
     store.faults.extend([Fault.UNAVAILABLE, Fault.UNAVAILABLE])
     answers = await run_batch(transactions, [*commits(txn_ids), *parsed([{"op": "begin"}] * 2)])
     assert [type(answer) for answer in answers] == [StoreUnavailable] * 4
-    assert {(await transactions.get(txn_id)).state for txn_id in txn_ids} == {"OPEN"}
+    assert {(await transactions.get(txn_id))["state"] for txn_id in txn_ids} == {"OPEN"}
 
 
 async def test_what_is_too_large_together_is_done_one_by_one(transactions: Transactions, store: FaultyStore) -> None:
@@ -409,7 +410,7 @@ async def test_what_is_too_large_together_is_done_one_by_one(transactions: Trans
     writers = [f"{number:0250}" for number in range(1_500)]
     items = parsed([end("commit", txn_id.sequence, writers=writers) for txn_id in txn_ids])
     answers = await run_batch(transactions, items)
-    assert [len(header.writers or ()) for header in done(answers)] == [1_500] * 5
+    assert [len(header["writers"]) for header in done(answers)] == [1_500] * 5
 
 
 def served(server: EtcdServer) -> int:
@@ -430,9 +431,9 @@ async def test_a_hundred_items_cost_about_one_request(
     begun = await run_batch(transactions, parsed([{"op": "begin"}] * 1_000))
     after_begins = served(etcd_server)
     headers = done(begun)
-    assert len({header.txn_id for header in headers}) == 1_000
-    decided = await run_batch(transactions, parsed([{"op": "commit", "txn_id": h.txn_id} for h in headers]))
+    assert len({header["txn_id"] for header in headers}) == 1_000
+    decided = await run_batch(transactions, parsed([{"op": "commit", "txn_id": h["txn_id"]} for h in headers]))
     after_commits = served(etcd_server)
-    assert [header.state for header in done(decided)] == ["COMMITTED"] * 1_000
+    assert [header["state"] for header in done(decided)] == ["COMMITTED"] * 1_000
     assert after_begins - at_first <= 8
     assert after_commits - after_begins <= 16

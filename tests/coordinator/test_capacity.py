@@ -84,7 +84,7 @@ def largest(store: MetadataStore, less: int = 0, **others: Any) -> BeginRequest:
 
 
 async def begun(transactions: Transactions, request: BeginRequest) -> TxnId:
-    return id_of((await transactions.begin(request)).header)
+    return id_of((await transactions.begin(request)).txn)
 
 
 async def test_the_largest_transactions_can_be_ended_on_zookeeper(zookeeper: ZooKeeperStore, clock: FakeClock) -> None:
@@ -95,7 +95,7 @@ async def test_the_largest_transactions_can_be_ended_on_zookeeper(zookeeper: Zoo
     assert await fill_with_writers(transactions, plain) == 0
     await transactions.commit(plain)
     assert await fill_with_writers(transactions, many) > 5_000
-    assert len((await transactions.commit(many)).writers or ()) > 5_000
+    assert len((await transactions.commit(many))["writers"] or ()) > 5_000
     await transactions.abort(aborted, "\1" * 1024)
     await fill_with_writers(transactions, expired)
     clock.now_ms += 120_000
@@ -113,9 +113,9 @@ async def test_the_largest_transactions_under_a_key_can_be_replaced_on_zookeeper
     first = await begun(transactions, largest(zookeeper, version=1, **under_key))
     assert await fill_with_writers(transactions, first) > 3_000
     second = await begun(transactions, largest(zookeeper, version=2, **under_key))
-    assert (await transactions.get(first)).expired_by == "fencing"
+    assert (await transactions.get(first))["expired_by"] == "fencing"
     assert await fill_with_writers(transactions, second) > 3_000
-    assert (await transactions.commit(second)).state == "COMMITTED"
+    assert (await transactions.commit(second))["state"] == "COMMITTED"
 
 
 async def test_what_is_too_large_is_refused_by_name_and_changes_nothing(
@@ -146,7 +146,7 @@ async def test_whatever_is_accepted_comes_to_its_end(clock: FakeClock, max_batch
             assert error.code is ErrorCode.INVALID_ARGUMENT
             ends["refused"] += 1
             continue
-        txn_id = id_of(begin.result().header)
+        txn_id = id_of(begin.result().txn)
         if dice.random() < 0.5:
             await fill_with_writers(transactions, txn_id)
         end = dice.choice(["commit", "abort", "expire", "replace"])
@@ -172,7 +172,7 @@ async def heavy(transactions: Transactions) -> dict[str, list[TxnId]]:
     names = [f"task-{number:05}-{'x' * 48}" for number in range(1_000)]
     found: dict[str, list[TxnId]] = {"COMMITTED": [], "OPEN": []}
     for number in range(120):
-        txn_id = id_of((await transactions.begin(BeginRequest(timeout_ms=60_000 + number))).header)
+        txn_id = id_of((await transactions.begin(BeginRequest(timeout_ms=60_000 + number))).txn)
         state = "OPEN" if number < 60 else "COMMITTED"
         if number % 2:
             await transactions.add_writers(txn_id, names)

@@ -55,7 +55,7 @@ async def test_never_early_and_hardly_late_while_clocks_differ_by_the_skew(
     assert await sweep(sweeper).sweep_once() == Swept(aborted=0, failed=0)
     clock.now_ms += 1 + 2 * SKEW_MS
     assert await sweep(sweeper).sweep_once() == Swept(aborted=1, failed=0)
-    assert (await owner.get(txn_id)).expired_by == "timeout"
+    assert (await owner.get(txn_id))["expired_by"] == "timeout"
 
 
 async def test_the_skew_is_used_up_exactly(off: Off, clock: FakeClock) -> None:
@@ -64,7 +64,7 @@ async def test_the_skew_is_used_up_exactly(off: Off, clock: FakeClock) -> None:
     clock.now_ms += TIMEOUT_MS - 1
     assert (await sweep(off(SKEW_MS)).sweep_once()).aborted == 0
     assert (await sweep(off(SKEW_MS + 1)).sweep_once()).aborted == 1
-    assert (await off(0).get(txn_id)).expired_by == "timeout"
+    assert (await off(0).get(txn_id))["expired_by"] == "timeout"
 
 
 async def test_a_clock_far_ahead_aborts_early_and_says_so(off: Off) -> None:
@@ -77,7 +77,7 @@ async def test_a_clock_far_ahead_aborts_early_and_says_so(off: Off) -> None:
     for coordinator in (right, wrong):
         await refusal(coordinator.commit(open_), ErrorCode.EXPIRED_TRANSACTION)
         assert await coordinator.get(committed) == decided
-        assert (await coordinator.commit(prepared)).state == "COMMITTED"
+        assert (await coordinator.commit(prepared))["state"] == "COMMITTED"
 
 
 async def test_a_clock_far_behind_is_late_and_the_others_are_not(off: Off, clock: FakeClock) -> None:
@@ -86,7 +86,7 @@ async def test_a_clock_far_behind_is_late_and_the_others_are_not(off: Off, clock
     late = await begin(right, timeout_ms=TIMEOUT_MS)
     clock.now_ms += TIMEOUT_MS + SKEW_MS
     assert await sweep(wrong).sweep_once() == Swept(aborted=0, failed=0)
-    assert (await wrong.commit(late)).state == "COMMITTED", "no deadline refuses, only a final header does"
+    assert (await wrong.commit(late))["state"] == "COMMITTED", "no deadline refuses, only a final header does"
     early = await begin(wrong, timeout_ms=TIMEOUT_MS)
     assert await sweep(right).sweep_once() == Swept(aborted=1, failed=0)
     await refusal(wrong.commit(early), ErrorCode.EXPIRED_TRANSACTION)
@@ -97,7 +97,7 @@ async def test_wrong_clocks_and_a_race_have_one_outcome(off: Off, clock: FakeClo
     coordinators = [off(ahead_ms) for ahead_ms in (-HOUR_MS, 0, HOUR_MS)]
     for number in range(30):
         owner = coordinators[number % 3]
-        txn_id = id_of((await owner.begin(BeginRequest(timeout_ms=TIMEOUT_MS))).header)
+        txn_id = id_of((await owner.begin(BeginRequest(timeout_ms=TIMEOUT_MS))).txn)
         await asyncio.gather(
             *(sweep(each).sweep_once() for each in coordinators),
             coordinators[(number + 1) % 3].commit(txn_id),
@@ -105,15 +105,15 @@ async def test_wrong_clocks_and_a_race_have_one_outcome(off: Off, clock: FakeClo
             return_exceptions=True,
         )
         told = [await each.get(txn_id) for each in coordinators]
-        assert told[0].state in ("COMMITTED", "ABORTED") and told.count(told[0]) == 3
+        assert told[0]["state"] in ("COMMITTED", "ABORTED") and told.count(told[0]) == 3
 
 
 async def test_a_clock_that_is_set_back_gives_no_id_and_no_epoch_twice(off: Off, clock: FakeClock) -> None:
     """Numbers come from the store and never from the time; only deadlines do."""
     coordinator = off(0)
-    first = (await under_key(coordinator, version=1)).header
+    first = (await under_key(coordinator, version=1)).txn
     clock.now_ms -= HOUR_MS
-    second = (await under_key(coordinator, version=2)).header
-    assert id_of(second) > id_of(first) and second.epoch == first.epoch
-    assert (await coordinator.get(id_of(first))).expired_by == "fencing"
-    assert (await coordinator.commit(id_of(second))).finalized_ms == clock.now_ms
+    second = (await under_key(coordinator, version=2)).txn
+    assert id_of(second) > id_of(first) and second["epoch"] == first["epoch"]
+    assert (await coordinator.get(id_of(first)))["expired_by"] == "fencing"
+    assert (await coordinator.commit(id_of(second)))["finalized_ms"] == clock.now_ms

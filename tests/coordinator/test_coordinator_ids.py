@@ -138,7 +138,7 @@ async def test_a_transaction_tells_where_it_began(truth: MemoryStore) -> None:
     services = [CoordinatorService(truth, port=0, coordinator_id=chosen) for chosen in (None, None, 0xABC)]
     for service in services:
         await service.start()
-    begun = [id_of((await service.transactions.begin(BeginRequest())).header) for service in services]
+    begun = [id_of((await service.transactions.begin(BeginRequest())).txn) for service in services]
     assert [txn_id[:4] for txn_id in begun] == ["0000", "0001", "0abc"]
     for service in services:
         await service.stop()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from coordinator.answers import Members
 from coordinator.ends import Abort, Commit
 from coordinator.transaction_keys import Follows, TransactionKeys
 from coordinator.transactions import Transactions
@@ -17,7 +18,7 @@ from metastore.backends.memory import MemoryStore
 from metastore.txn.key_records import read_key
 from metastore.txn.records.transactions import TransactionKey
 from metastore.types import AtVersion, Batch, Check, Snapshot
-from metatxn.wire.coordinator import BeginRequest, ConnectRequest, TransactionHeader
+from metatxn.wire.coordinator import BeginRequest, ConnectRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.ids import TxnId
 from tests.coordinator.conftest import FakeClock, id_of, refusal
@@ -26,9 +27,9 @@ from tests.coordinator.stores import Fault, FaultyStore
 KEY = "kafka:x"
 
 
-async def begin(transactions: Transactions, after: TxnId | None) -> TransactionHeader:
+async def begin(transactions: Transactions, after: TxnId | None) -> Members:
     request = BeginRequest(transaction_key=KEY, epoch=0)
-    return (await transactions.begin(request, follows=Follows(after))).header
+    return (await transactions.begin(request, follows=Follows(after))).txn
 
 
 async def held(transactions: Transactions) -> TransactionKey:
@@ -46,7 +47,7 @@ async def test_an_open_transaction_is_returned_and_not_aborted(transactions: Tra
     first = await begin(transactions, None)
     for after in (None, TxnId(9, 9)):
         again = await begin(transactions, after)
-        assert (again.txn_id, again.state) == (first.txn_id, "OPEN")
+        assert (again["txn_id"], again["state"]) == (first["txn_id"], "OPEN")
 
 
 async def test_a_begin_that_is_late_begins_nothing(transactions: Transactions) -> None:
@@ -93,10 +94,10 @@ async def test_the_key_tells_it_though_somebody_else_writes_the_key_at_that_mome
 
     async def used() -> None:
         begun = await other.begin(BeginRequest(transaction_key=KEY, epoch=0))
-        await other.commit(id_of(begun.header))
+        await other.commit(id_of(begun.txn))
 
     store.before_applies.append(used)
-    assert (await transactions.end(Commit(first, as_holder=True))).state == "COMMITTED"
+    assert (await transactions.end(Commit(first, as_holder=True)))["state"] == "COMMITTED"
     assert not store.before_applies
     key = await held(transactions)
     assert (key.txn_id, key.last_txn_id, key.ended_by_holder) == (None, str(first), True)
@@ -112,7 +113,7 @@ async def test_a_new_connection_knows_of_none(transactions: Transactions, keys: 
 
 async def test_other_users_of_keys_leave_no_trace_of_it(transactions: Transactions, store: MemoryStore) -> None:
     begun = await transactions.begin(BeginRequest(transaction_key=KEY, epoch=0))
-    await transactions.commit(id_of(begun.header))
+    await transactions.commit(id_of(begun.txn))
     key = await held(transactions)
     assert key.last_txn_id is None and key.ended_by_holder is None
 
@@ -140,7 +141,7 @@ class Intents:
 
 async def begin_with(transactions: Transactions, after: TxnId | None, intents: Intents) -> TxnId:
     request = BeginRequest(transaction_key=KEY, epoch=0)
-    return id_of((await transactions.begin(request, follows=Follows(after, intents))).header)
+    return id_of((await transactions.begin(request, follows=Follows(after, intents))).txn)
 
 
 async def is_stored(transactions: Transactions, txn_id: TxnId) -> bool:
@@ -196,7 +197,7 @@ async def test_what_is_presumed_refuses_nothing(
     await transactions.end(Commit(first, as_holder=True))
     second = id_of(await begin(other, first))
     await other.end(Commit(second, as_holder=True))
-    assert (await begin(transactions, second)).state == "OPEN"
+    assert (await begin(transactions, second))["state"] == "OPEN"
 
 
 async def test_a_begin_at_another_epoch_is_refused_by_what_is_read(transactions: Transactions) -> None:
@@ -249,7 +250,7 @@ async def test_a_key_that_was_written_meanwhile_does_not_cost_the_intents(
 ) -> None:
     first, other = id_of(await begin(transactions, None)), Transactions(truth, clock)
     await transactions.end(Commit(first, as_holder=True))
-    await other.commit(id_of((await other.begin(BeginRequest(transaction_key=KEY, epoch=0))).header))
+    await other.commit(id_of((await other.begin(BeginRequest(transaction_key=KEY, epoch=0))).txn))
     intents = Intents()
     second = await begin_with(transactions, first, intents)
     assert intents.told == [second] and await is_stored(transactions, second)

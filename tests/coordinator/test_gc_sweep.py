@@ -72,7 +72,7 @@ async def test_an_open_transaction_is_never_collected(
     txn_id = await begin(transactions)
     clock.now_ms += 100 * RETENTION_MS
     assert await gc.collect_once() == Collected(deleted=0, kept=0)
-    assert (await transactions.get(txn_id)).state == "OPEN"
+    assert (await transactions.get(txn_id))["state"] == "OPEN"
 
 
 async def test_a_header_with_operations_is_kept_until_its_broker_has_deleted_them(
@@ -138,7 +138,7 @@ async def test_the_horizon_moves_before_the_header_goes(
     """DESIGN §5.7: at no moment is a header gone whose decision the horizon has not reached."""
     revisions = []
     for _ in range(3):
-        revisions.append((await transactions.commit(await begin(transactions))).revision)
+        revisions.append((await transactions.commit(await begin(transactions)))["revision"])
     clock.now_ms += RETENTION_MS
     seen: list[int] = []
     forward = store.apply

@@ -52,7 +52,7 @@ async def test_every_segment_and_subscription_is_named_once(
     transactions: Transactions, listings: Listings, truth: MemoryStore, clock: FakeClock
 ) -> None:
     """With the position of the first write; subscription `s` is not `s1`, and a colon in a name separates nothing."""
-    txn_id = id_of((await under_key(transactions, "nightly", owner="billing", timeout_ms=600_000)).header)
+    txn_id = id_of((await under_key(transactions, "nightly", owner="billing", timeout_ms=600_000)).txn)
     await transactions.add_writers(txn_id, ["w2", "w1"])
     for counter in range(3):
         await write(truth, txn_id, ORDERS, counter, after=f"4:{10 + counter}")
@@ -86,7 +86,7 @@ async def test_only_what_is_open_for_too_long(transactions: Transactions, listin
     assert [txn.txn_id for txn in (await hanging_transactions(listings)).items] == [str(oldest)]
     assert len((await hanging_transactions(listings, 0)).items) == 3
     clock.now_ms -= 60_000
-    assert (await transactions.get(young)).state == "OPEN"
+    assert (await transactions.get(young))["state"] == "OPEN"
     assert all(txn.age_ms >= 0 for txn in (await hanging_transactions(listings, 0)).items), "a clock that is behind"
 
 

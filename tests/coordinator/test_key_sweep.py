@@ -77,7 +77,7 @@ async def test_a_key_that_holds_a_transaction_stays(
     truth: MemoryStore,
     prepared: bool,
 ) -> None:
-    txn_id = id_of((await under_key(transactions, owner=OWNER)).header)
+    txn_id = id_of((await under_key(transactions, owner=OWNER)).txn)
     if prepared:
         await transactions.prepare(txn_id)
     clock.now_ms += 100 * RETENTION_MS
@@ -94,7 +94,7 @@ async def test_a_committed_version_is_never_forgotten(
     transactions: Transactions, keys: TransactionKeys, sweep: KeySweep, clock: FakeClock, deleted: bool
 ) -> None:
     """Otherwise a job that repeats its last batch after a pause would write it twice."""
-    await transactions.commit(id_of((await under_key(transactions, owner=OWNER, version=7)).header))
+    await transactions.commit(id_of((await under_key(transactions, owner=OWNER, version=7)).txn))
     if deleted:
         await keys.delete("k", OWNER)
     clock.now_ms += 100 * RETENTION_MS

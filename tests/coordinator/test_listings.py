@@ -53,7 +53,7 @@ async def test_a_text_is_looked_for_wherever_people_put_names(transactions: Tran
         {"owner": "other"},
         {"owner": "other"},
     ]
-    begun = [id_of((await transactions.begin(BeginRequest.model_validate(each))).header) for each in fields]
+    begun = [id_of((await transactions.begin(BeginRequest.model_validate(each))).txn) for each in fields]
     await transactions.abort(begun[4], "no billing today")
     assert await ids(listings, text="billing") == [str(begun[number]) for number in (0, 1, 2, 4)]
     assert await ids(listings, text=str(begun[3])[-6:]) == [str(begun[3])]
@@ -77,7 +77,7 @@ async def population(transactions: Transactions, clock: FakeClock) -> dict[str, 
         begun = await (
             under_key(transactions, key, **fields) if key else transactions.begin(BeginRequest.model_validate(fields))
         )
-        txn_id = id_of(begun.header)
+        txn_id = id_of(begun.txn)
         state = ("OPEN", "COMMITTED", "ABORTED")[number % 3]
         if state != "OPEN":
             await (transactions.commit(txn_id) if state == "COMMITTED" else transactions.abort(txn_id))
@@ -135,7 +135,7 @@ async def test_the_latest_open_ones_are_read_by_themselves_once_it_is_known_wher
     """etcd sorts all that is read backwards. What has begun or ended since is not missed."""
     begun = []
     for _ in range(120):
-        begun.append(str(id_of((await transactions.begin(BeginRequest(timeout_ms=600_000))).header)))
+        begun.append(str(id_of((await transactions.begin(BeginRequest(timeout_ms=600_000))).txn)))
         clock.now_ms += 1_000
     read: list[int] = []
     of_store = listings.store.range
@@ -155,7 +155,7 @@ async def test_the_latest_open_ones_are_read_by_themselves_once_it_is_known_wher
     assert await first_page() == begun[:-6:-1] and read == [50]
     for txn_id in begun[-3:]:
         await transactions.abort(TxnId.parse(txn_id))
-    later = str(id_of((await transactions.begin(BeginRequest(timeout_ms=600_000))).header))
+    later = str(id_of((await transactions.begin(BeginRequest(timeout_ms=600_000))).txn))
     assert await first_page() == [later, *begun[-4:-8:-1]] and read == [48, 49, 58], "those of ten seconds before, too"
     for txn_id in begun[20:-3]:
         await transactions.abort(TxnId.parse(txn_id))
@@ -168,7 +168,7 @@ async def test_of_what_a_search_leaves_out_only_headers_are_read(
     transactions: Transactions, listings: Listings, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, newest: bool
 ) -> None:
     """What is shown is shown whole: its deadline may be in another record."""
-    begun = [id_of((await transactions.begin(BeginRequest())).header) for _ in range(20)]
+    begun = [id_of((await transactions.begin(BeginRequest())).txn) for _ in range(20)]
     clock.now_ms += 1_000
     kept = await transactions.keep_alive(begun[7], 90_000)
     read: list[str] = []
@@ -180,7 +180,7 @@ async def test_of_what_a_search_leaves_out_only_headers_are_read(
 
     monkeypatch.setattr(listings.store, "get_many", counted)
     (found,) = (await listings.transactions(Filter(text=str(begun[7]), newest=newest))).items
-    assert found.deadline_ms == kept.deadline_ms
+    assert found.deadline_ms == kept["deadline_ms"]
     others = [key for key in read if not key.startswith(paths.HEADERS)]
     assert others == [paths.lease(begun[7]), paths.prepared(begun[7]), paths.remembered_writers(begun[7])]
 
@@ -224,7 +224,7 @@ async def test_a_listed_transaction_is_as_it_is_read(transactions: Transactions,
     await transactions.keep_alive(moved, 99_000)
     await transactions.prepare(prepared)
     page = await listings.transactions(Filter(state="OPEN"))
-    assert page.items == [await transactions.get(moved), await transactions.get(prepared)]
+    assert page.items == [TransactionHeader(**await transactions.get(txn_id)) for txn_id in (moved, prepared)]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
@@ -372,4 +372,4 @@ async def test_a_token_means_the_same_to_every_coordinator(
 async def test_a_begun_transaction_is_listed_at_once(transactions: Transactions, listings: Listings) -> None:
     """Indexes move in the same apply as their record."""
     begun = await under_key(transactions, version=1)
-    assert (await listings.transactions(Filter(state="OPEN"))).items == [begun.header]
+    assert (await listings.transactions(Filter(state="OPEN"))).items == [TransactionHeader(**begun.txn)]

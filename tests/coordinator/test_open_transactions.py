@@ -22,7 +22,7 @@ async def test_writers_that_count(
     transactions: Transactions, given: list[str] | None, header: list[str] | None
 ) -> None:
     """DESIGN §5.12."""
-    assert (await transactions.commit(await begin(transactions), given)).writers == header
+    assert (await transactions.commit(await begin(transactions), given)).get("writers") == header
 
 
 async def test_commit_again_only_with_the_same_writers(transactions: Transactions) -> None:
@@ -46,9 +46,9 @@ async def test_remembered_writers_are_taken_unless_the_commit_says_otherwise(tra
         await transactions.add_writers(txn_id, ["b"])
         await transactions.add_writers(txn_id, ["a", "b"])
     await transactions.add_writers(nothing, [])
-    assert (await transactions.commit(remembered)).writers == ["a", "b"]
-    assert (await transactions.commit(overruled, ["z"])).writers == ["z"]
-    assert (await transactions.commit(nothing)).writers is None
+    assert (await transactions.commit(remembered))["writers"] == ["a", "b"]
+    assert (await transactions.commit(overruled, ["z"]))["writers"] == ["z"]
+    assert (await transactions.commit(nothing)).get("writers") is None
 
 
 async def test_remembering_again_writes_nothing(transactions: Transactions, store: FaultyStore) -> None:
@@ -79,7 +79,7 @@ async def test_too_many_writers_are_refused_before_anything_happens(
         "field"
     ] == "add"
     assert await store.current_revision() == revision
-    counted = (await transactions.commit(txn_id)).writers
+    counted = (await transactions.commit(txn_id))["writers"]
     assert counted is not None and len(counted) == half
 
 
@@ -88,7 +88,7 @@ async def test_the_longest_lists_fit_into_a_header(transactions: Transactions) -
     txn_id = await begin(transactions, owner="é" * 256, properties={f"{n:0256}": "\u2028" * 1024 for n in range(64)})
     names = [f"{n:0195}" for n in range(2_000)]
     await transactions.add_writers(txn_id, names)
-    assert (await transactions.commit(txn_id)).writers == names
+    assert (await transactions.commit(txn_id))["writers"] == names
 
 
 async def test_a_keep_alive_moves_the_deadline_from_now(transactions: Transactions, clock: FakeClock) -> None:
@@ -96,7 +96,7 @@ async def test_a_keep_alive_moves_the_deadline_from_now(transactions: Transactio
     clock.now_ms += 4_000
     for timeout_ms in (30_000, 30_000, 5_000):
         answer = await transactions.keep_alive(txn_id, timeout_ms)
-        assert answer.deadline_ms == clock.now_ms + timeout_ms == (await transactions.get(txn_id)).deadline_ms
+        assert answer["deadline_ms"] == clock.now_ms + timeout_ms == (await transactions.get(txn_id))["deadline_ms"]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -112,7 +112,7 @@ async def test_a_decided_transaction_tells_of_its_keep_alives(
     if prepared:
         await transactions.prepare(txn_id, 60_000)
     decided = await getattr(transactions, verb)(txn_id)
-    assert (decided.renewals, decided.renewed_ms) == (2, kept_ms)
+    assert (decided["renewals"], decided["renewed_ms"]) == (2, kept_ms)
     assert await transactions.get(txn_id) == decided
 
 
@@ -127,7 +127,7 @@ async def test_a_decided_transaction_refuses_changes(transactions: Transactions)
             transactions.prepare(txn_id),
         ):
             error = await refusal(verb, ErrorCode.INVALID_TXN_STATE)
-            assert f"{decided.state} at {decided.finalized_ms}" in error.detail
+            assert f"{decided['state']} at {decided['finalized_ms']}" in error.detail
 
 
 async def test_prepare_closes_a_transaction_for_everything_but_its_decision(
@@ -138,18 +138,18 @@ async def test_prepare_closes_a_transaction_for_everything_but_its_decision(
     await transactions.keep_alive(txn_id, 90_000)
     await transactions.add_writers(txn_id, ["w"])
     prepared = await transactions.prepare(txn_id)
-    assert (prepared.state, prepared.prepared) == ("OPEN", True)
-    assert prepared.deadline_ms == START_MS + PREPARED_TIMEOUT_MS
+    assert (prepared["state"], prepared["prepared"]) == ("OPEN", True)
+    assert prepared["deadline_ms"] == START_MS + PREPARED_TIMEOUT_MS
     clock.now_ms += 1_000
     assert await transactions.prepare(txn_id, 5) == prepared == await transactions.get(txn_id)
     await refusal(transactions.keep_alive(txn_id, 1_000), ErrorCode.TXN_CONFLICT)
     await refusal(transactions.add_writers(txn_id, ["x"]), ErrorCode.TXN_CONFLICT)
     committed = await transactions.commit(txn_id)
-    assert (committed.state, committed.prepared, committed.writers) == ("COMMITTED", None, ["w"])
+    assert (committed["state"], committed.get("prepared"), committed["writers"]) == ("COMMITTED", None, ["w"])
 
 
 async def test_a_prepared_transaction_can_be_aborted(transactions: Transactions, store: FaultyStore) -> None:
     txn_id = await begin(transactions)
-    assert (await transactions.prepare(txn_id, 7_000)).deadline_ms == START_MS + 7_000
-    assert (await transactions.abort(txn_id)).state == "ABORTED"
+    assert (await transactions.prepare(txn_id, 7_000))["deadline_ms"] == START_MS + 7_000
+    assert (await transactions.abort(txn_id))["state"] == "ABORTED"
     assert await store.get(paths.prepared(txn_id)) is None

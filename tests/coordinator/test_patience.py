@@ -68,7 +68,7 @@ IN_DOUBT = {"prepare", "keep alive", "remember writers", "connect", "delete a ke
 @pytest.fixture
 async def txn_id(transactions: Transactions) -> TxnId:
     await transactions.keys.connect(KEY, CONNECT)
-    return id_of((await transactions.begin(BEGIN)).header)
+    return id_of((await transactions.begin(BEGIN)).txn)
 
 
 @pytest.fixture

@@ -70,8 +70,8 @@ async def test_what_another_coordinator_did_meanwhile_counts(
 def _without_id(told: object, txn_id: TxnId) -> object:
     if isinstance(told, errors.MetatxnError):
         return told.code, str(told).replace(txn_id, "")
-    assert not isinstance(told, Exception)
-    return told.model_copy(update={"txn_id": "", "revision": 0})  # type: ignore[attr-defined]
+    assert isinstance(told, dict)
+    return told | {"txn_id": "", "revision": 0}
 
 
 @pytest.mark.parametrize("change", ["keep_alive", "add_writers", "prepare"])
@@ -94,11 +94,11 @@ async def test_a_rival_may_decide_while_a_reply_is_lost(
     store.faults.append(fault)
     store.before_reads.append(lambda: answered(other.abort(txn_id)))
     if fault is Fault.LOSE_REPLY:
-        assert (await transactions.commit(txn_id)).state == "COMMITTED"
+        assert (await transactions.commit(txn_id))["state"] == "COMMITTED"
     else:
         await refusal(transactions.commit(txn_id), ErrorCode.INVALID_TXN_STATE)
     await store.deliver()
-    assert (await other.get(txn_id)).state == ("COMMITTED" if fault is Fault.LOSE_REPLY else "ABORTED")
+    assert (await other.get(txn_id))["state"] == ("COMMITTED" if fault is Fault.LOSE_REPLY else "ABORTED")
 
 
 async def test_what_began_together_is_not_read_either(transactions: Transactions, store: FaultyStore) -> None:
@@ -117,7 +117,7 @@ async def test_a_stranger_gets_the_answer_of_any_coordinator(
     alice, mallory = (Principal(name, Grants(admin=False, topics={})) for name in ("alice", "mallory"))
     codes = []
     for coordinator in (transactions, another(transactions)):
-        txn_id = id_of((await coordinator.begin(caller=alice)).header)
+        txn_id = id_of((await coordinator.begin(caller=alice)).txn)
         await another(transactions).abort(txn_id, caller=alice)
         records = await read_transaction(truth, txn_id)
         assert records is not None
@@ -126,7 +126,7 @@ async def test_a_stranger_gets_the_answer_of_any_coordinator(
         assert isinstance(answer, errors.MetatxnError)
         codes.append(answer.code)
     assert codes == [ErrorCode.TXN_NOT_FOUND] * 2
-    txn_id = id_of((await transactions.begin(caller=alice)).header)
+    txn_id = id_of((await transactions.begin(caller=alice)).txn)
     await refusal(transactions.commit(txn_id, caller=mallory), ErrorCode.NOT_ALLOWED)
     store.requests = 0
     await transactions.commit(txn_id, caller=alice)

@@ -50,16 +50,16 @@ def outcome(result: object) -> object:
     if isinstance(result, errors.MetatxnError):
         return result.code
     assert not isinstance(result, BaseException), result
-    return getattr(result, "state", result)
+    return result["state"] if isinstance(result, dict) else result
 
 
 async def test_commit_and_abort(rival: Rival) -> None:
     """A5, A7: one decision, and it is the one that was answered."""
-    txn_id = id_of((await rival().begin()).header)
+    txn_id = id_of((await rival().begin()).txn)
     results = await asyncio.gather(
         *(rival().commit(txn_id) for _ in range(3)), *(rival().abort(txn_id) for _ in range(3)), return_exceptions=True
     )
-    state = (await rival().get(txn_id)).state
+    state = (await rival().get(txn_id))["state"]
     other = ErrorCode.INVALID_TXN_STATE
     expected = [state if state == "COMMITTED" else other] * 3 + [state if state == "ABORTED" else other] * 3
     assert [outcome(result) for result in results] == expected
@@ -67,7 +67,7 @@ async def test_commit_and_abort(rival: Rival) -> None:
 
 async def test_commit_and_sweep(rival: Rival, clock: FakeClock) -> None:
     """E43: at the deadline both try; the commit either holds or has expired."""
-    txn_id = id_of((await rival().begin(BeginRequest(timeout_ms=1))).header)
+    txn_id = id_of((await rival().begin(BeginRequest(timeout_ms=1))).txn)
     clock.now_ms += 10_000
     commit, _, swept = await asyncio.gather(
         rival().commit(txn_id),
@@ -75,19 +75,19 @@ async def test_commit_and_sweep(rival: Rival, clock: FakeClock) -> None:
         TimeoutSweep(rival()).sweep_once(),
         return_exceptions=True,
     )
-    state = (await rival().get(txn_id)).state
+    state = (await rival().get(txn_id))["state"]
     assert outcome(commit) == ("COMMITTED" if state == "COMMITTED" else ErrorCode.EXPIRED_TRANSACTION)
     assert not isinstance(swept, BaseException)
 
 
 async def test_keep_alive_and_sweep(rival: Rival, clock: FakeClock) -> None:
     """DESIGN §5.16: a keep-alive that was answered has moved the deadline before the sweep could decide."""
-    txn_id = id_of((await rival().begin(BeginRequest(timeout_ms=1))).header)
+    txn_id = id_of((await rival().begin(BeginRequest(timeout_ms=1))).txn)
     clock.now_ms += 10_000
     kept, _ = await asyncio.gather(
         rival().keep_alive(txn_id, 60_000), TimeoutSweep(rival()).sweep_once(), return_exceptions=True
     )
-    state = (await rival().get(txn_id)).state
+    state = (await rival().get(txn_id))["state"]
     assert outcome(kept) == ("OPEN" if state == "OPEN" else ErrorCode.EXPIRED_TRANSACTION)
 
 
@@ -96,7 +96,7 @@ async def test_connect_and_commit(rival: Rival) -> None:
     connection = rival()
     begun = await under_key(connection, version=4)
     commit, connect = await asyncio.gather(
-        rival().commit(id_of(begun.header)),
+        rival().commit(id_of(begun.txn)),
         rival().keys.connect("k", ConnectRequest(epoch=-1)),
         return_exceptions=True,
     )
@@ -105,7 +105,7 @@ async def test_connect_and_commit(rival: Rival) -> None:
         assert (connect.aborted_txn_id, connect.last_version) == (None, 4)
     else:
         assert outcome(commit) == ErrorCode.EXPIRED_TRANSACTION
-        assert (connect.aborted_txn_id, connect.last_version) == (begun.header.txn_id, None)
+        assert (connect.aborted_txn_id, connect.last_version) == (begun.txn_id, None)
 
 
 async def test_fifty_connections_have_dense_epochs(rival: Rival) -> None:
@@ -137,25 +137,25 @@ async def test_begins_under_one_key(rival: Rival) -> None:
         assert await epoch_of(rival(), key) == 0
     once = BeginRequest(transaction_key="v", epoch=0, version=1)
     same = await asyncio.gather(*(rival().begin(once) for _ in range(5)))
-    assert len({begun.header.txn_id for begun in same}) == 1
+    assert len({begun.txn_id for begun in same}) == 1
     assert [begun.created for begun in same].count(True) == 1
     several = await asyncio.gather(*(rival().begin(BeginRequest(transaction_key="k", epoch=0)) for _ in range(5)))
-    states = [(await rival().get(id_of(begun.header))).state for begun in several]
+    states = [(await rival().get(id_of(begun.txn)))["state"] for begun in several]
     assert sorted(states) == ["ABORTED"] * 4 + ["OPEN"]
 
 
 async def test_prepare_and_connect(rival: Rival) -> None:
     """Prepared first: returned. Connected first: fenced."""
-    header = (await under_key(rival())).header
+    header = (await under_key(rival())).txn
     prepare, connect = await asyncio.gather(
         rival().prepare(id_of(header)), rival().keys.connect("k", ConnectRequest(epoch=-1)), return_exceptions=True
     )
     assert not isinstance(connect, BaseException)
     if outcome(prepare) == "OPEN":
-        assert (connect.prepared_txn_id, connect.aborted_txn_id) == (header.txn_id, None)
+        assert (connect.prepared_txn_id, connect.aborted_txn_id) == (header["txn_id"], None)
     else:
         assert outcome(prepare) == ErrorCode.EXPIRED_TRANSACTION
-        assert (connect.prepared_txn_id, connect.aborted_txn_id) == (None, header.txn_id)
+        assert (connect.prepared_txn_id, connect.aborted_txn_id) == (None, header["txn_id"])
 
 
 async def test_delete_against_everyone(rival: Rival) -> None:
@@ -173,6 +173,6 @@ async def test_delete_against_everyone(rival: Rival) -> None:
 
 
 async def test_writers_remembered_at_once_are_all_remembered(rival: Rival) -> None:
-    txn_id = id_of((await rival().begin()).header)
+    txn_id = id_of((await rival().begin()).txn)
     await asyncio.gather(*(rival().add_writers(txn_id, [f"w{number}"]) for number in range(5)))
-    assert (await rival().commit(txn_id)).writers == [f"w{number}" for number in range(5)]
+    assert (await rival().commit(txn_id))["writers"] == [f"w{number}" for number in range(5)]

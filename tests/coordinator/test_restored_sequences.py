@@ -63,7 +63,7 @@ async def test_a_begin_never_answers_with_the_transaction_of_somebody_else(
     survivor: Transactions, newcomer: Transactions
 ) -> None:
     theirs = await survivor.get(FIRST)
-    begun = [id_of((await newcomer.begin(OURS)).header) for _ in range(3)]
+    begun = [id_of((await newcomer.begin(OURS)).txn) for _ in range(3)]
     assert [txn_id.sequence for txn_id in begun] == [BLOCK + 1, BLOCK + 2, BLOCK + 3], "ids of another block"
     assert await survivor.get(FIRST) == theirs
 
@@ -81,8 +81,8 @@ async def test_nor_does_a_begin_under_a_key(survivor: Transactions, newcomer: Tr
     theirs = await survivor.get(FIRST)
     epoch = (await newcomer.keys.connect("k", ConnectRequest(epoch=-1))).epoch
     begun = await newcomer.begin(BeginRequest(transaction_key="k", epoch=epoch))
-    assert begun.created and id_of(begun.header).sequence == BLOCK + 1
-    assert (await newcomer.keys.get("k")).txn_id == begun.header.txn_id
+    assert begun.created and id_of(begun.txn).sequence == BLOCK + 1
+    assert (await newcomer.keys.get("k")).txn_id == begun.txn_id
     assert await survivor.get(FIRST) == theirs
 
 
@@ -92,12 +92,12 @@ async def test_the_predecessor_under_the_key_may_have_the_id_that_is_given_out_a
     """It is fenced as any other, and its successor has another id."""
     epoch = (await survivor.keys.connect("k", ConnectRequest(epoch=-1))).epoch
     request = BeginRequest(transaction_key="k", epoch=epoch)
-    before = id_of((await newcomer.begin(request)).header)
+    before = id_of((await newcomer.begin(request)).txn)
     await truth.apply(truth.batch().put(paths.id_sequence(0), str(before.sequence).encode()))
-    after = id_of((await coordinate(id_block_size=BLOCK).begin(request)).header)
+    after = id_of((await coordinate(id_block_size=BLOCK).begin(request)).txn)
     assert after != before
-    assert (await survivor.get(before)).expired_by == "fencing"
-    assert (await survivor.get(after)).state == "OPEN"
+    assert (await survivor.get(before))["expired_by"] == "fencing"
+    assert (await survivor.get(after))["state"] == "OPEN"
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -107,22 +107,22 @@ async def test_a_lost_reply_makes_nobody_elses_transaction_ours(
     """The request was lost, and what is there under its id somebody else has begun meanwhile."""
     epoch = (await newcomer.keys.connect("k", ConnectRequest(epoch=-1))).epoch if key else None
     request = BeginRequest(transaction_key=key, epoch=epoch, timeout_ms=OURS_MS)
-    mine = id_of((await newcomer.begin(request)).header)
+    mine = id_of((await newcomer.begin(request)).txn)
     theirs = TxnId(0, mine.sequence + 1)
     clock = survivor.clock
 
     async def somebody_else_begins() -> None:
         await truth.apply(truth.batch().put(paths.id_sequence(0), str(theirs.sequence).encode()))
         begun = await Transactions(truth, clock, id_block_size=1).begin(BeginRequest(timeout_ms=THEIRS_MS))
-        assert begun.header.txn_id == theirs
+        assert begun.txn_id == theirs
 
     store.faults.append(Fault.LOSE_REQUEST)
     store.before_reads.extend([*([None] * 2 if key else []), somebody_else_begins])
     begun = await newcomer.begin(request)
     assert not store.before_reads
-    assert begun.created and begun.header.txn_id != theirs
-    assert begun.header.deadline_ms == clock() + OURS_MS
-    assert (await survivor.get(theirs)).deadline_ms == clock() + THEIRS_MS
+    assert begun.created and begun.txn_id != theirs
+    assert begun.txn["deadline_ms"] == clock() + OURS_MS
+    assert (await survivor.get(theirs))["deadline_ms"] == clock() + THEIRS_MS
 
 
 class EveryIdInUse(FaultyStore):

@@ -35,7 +35,7 @@ async def whole(checks: StoreChecks, limit: int) -> list[list[CheckedRecords]]:
 async def test_the_steps_are_together_the_whole_check(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore
 ) -> None:
-    ids = [id_of((await transactions.begin(BeginRequest())).header) for _ in range(4)]
+    ids = [id_of((await transactions.begin(BeginRequest())).txn) for _ in range(4)]
     await transactions.commit(ids[0])
     wrong = {paths.lease(TxnId.parse("f" * 32)): b"{}", "/odd": b"1", "/odd/1": b"{", "/\u00fcber/1": b""}
     batch = truth.batch()

@@ -42,7 +42,7 @@ async def whole(stored: StoredRecords, txn_id: TxnId, limit: int) -> list[Stored
 async def test_the_records_of_a_transaction_are_its_header_those_beside_it_and_its_operations(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore
 ) -> None:
-    txn_id, other = [id_of((await transactions.begin(BeginRequest())).header) for _ in range(2)]
+    txn_id, other = [id_of((await transactions.begin(BeginRequest())).txn) for _ in range(2)]
     for of in (txn_id, other):
         await transactions.keep_alive(of, 60_000)
         await transactions.add_writers(of, ["w"])

@@ -30,12 +30,12 @@ async def test_aborts_at_the_deadline_plus_the_clock_skew_and_not_before(
     assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
     assert store.requests == requests, "what is not due is not read"
     assert await transactions.expire(txn_id, SKEW_MS) is False, "and would not be aborted"
-    assert (await transactions.get(txn_id)).state == "OPEN", "the deadline alone refuses nothing"
+    assert (await transactions.get(txn_id))["state"] == "OPEN", "the deadline alone refuses nothing"
     clock.now_ms += 1
     assert await sweep.sweep_once() == Swept(aborted=1, failed=0)
     header = await transactions.get(txn_id)
-    assert (header.state, header.expired_by, header.finalized_ms) == ("ABORTED", "timeout", clock.now_ms)
-    assert header.reason == f"deadline {START_MS + 3_000} passed"
+    assert (header["state"], header["expired_by"], header["finalized_ms"]) == ("ABORTED", "timeout", clock.now_ms)
+    assert header["reason"] == f"deadline {START_MS + 3_000} passed"
 
 
 async def test_the_user_of_a_timed_out_transaction_is_told(
@@ -54,7 +54,7 @@ async def test_the_user_of_a_timed_out_transaction_is_told(
     ):
         error = await refusal(verb, ErrorCode.EXPIRED_TRANSACTION)
         assert error.members["expired_by"] == "timeout"
-    assert (await transactions.abort(txn_id)).expired_by == "timeout"
+    assert (await transactions.abort(txn_id))["expired_by"] == "timeout"
 
 
 async def test_a_late_commit_before_the_sweep_wins(
@@ -63,7 +63,7 @@ async def test_a_late_commit_before_the_sweep_wins(
     """DESIGN §5.16: only a final header refuses."""
     txn_id = await begin(transactions, timeout_ms=1)
     clock.now_ms += 60_000
-    assert (await transactions.commit(txn_id)).state == "COMMITTED"
+    assert (await transactions.commit(txn_id))["state"] == "COMMITTED"
     assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
 
 
@@ -94,7 +94,7 @@ async def test_another_coordinator_sweeps_what_a_dead_one_began(
     after = coordinate()
     clock.now_ms += 10_000
     assert await TimeoutSweep(after).sweep_once() == Swept(aborted=1, failed=0)
-    assert [(await after.get(txn_id)).state for txn_id in (short, moved)] == ["ABORTED", "OPEN"]
+    assert [(await after.get(txn_id))["state"] for txn_id in (short, moved)] == ["ABORTED", "OPEN"]
     clock.now_ms += 20_000
     assert await TimeoutSweep(after).sweep_once() == Swept(aborted=1, failed=0)
 
@@ -108,19 +108,19 @@ async def test_a_prepared_transaction_has_its_own_deadline(
     assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
     clock.now_ms = START_MS + 60_000 + SKEW_MS
     assert await sweep.sweep_once() == Swept(aborted=1, failed=0)
-    assert "prepared deadline" in str((await transactions.get(txn_id)).reason)
+    assert "prepared deadline" in str((await transactions.get(txn_id))["reason"])
 
 
 async def test_a_timed_out_transaction_lets_go_of_its_key(
     transactions: Transactions, sweep: TimeoutSweep, clock: FakeClock
 ) -> None:
     """`check_records` proves it for every test; here the next begin finds nothing to fence."""
-    old = (await under_key(transactions, timeout_ms=1)).header
+    old = (await under_key(transactions, timeout_ms=1)).txn
     clock.now_ms += 1_000
     await sweep.sweep_once()
     assert (await transactions.keys.get("k")).txn_id is None
     assert (await under_key(transactions)).created
-    assert (await transactions.get(id_of(old))).expired_by == "timeout"
+    assert (await transactions.get(id_of(old)))["expired_by"] == "timeout"
 
 
 async def test_many_are_aborted_in_slices(
@@ -142,14 +142,14 @@ async def test_some_that_cannot_be_aborted_do_not_hold_up_the_others(
 ) -> None:
     """Those whose apply failed, and one under a key, which goes by itself."""
     ids = [await begin(transactions, timeout_ms=1) for _ in range(2 * TOGETHER)]
-    ids.append(id_of((await under_key(transactions, timeout_ms=1)).header))
+    ids.append(id_of((await under_key(transactions, timeout_ms=1)).txn))
     clock.now_ms += 1_000
     store.faults.extend([Fault.UNAVAILABLE, Fault.NONE, Fault.UNAVAILABLE])
     assert await sweep.sweep_once() == Swept(aborted=TOGETHER, failed=TOGETHER + 1)
     errors = transactions.metrics.registry.get_sample_value("metatxn_timeout_sweep_errors_total")
     assert errors == TOGETHER + 1
     assert await sweep.sweep_once() == Swept(aborted=TOGETHER + 1, failed=0)
-    assert {(await transactions.get(txn_id)).state for txn_id in ids} == {"ABORTED"}
+    assert {(await transactions.get(txn_id))["state"] for txn_id in ids} == {"ABORTED"}
 
 
 async def test_a_sweep_that_cannot_read_what_is_due_is_counted(
@@ -174,7 +174,7 @@ async def test_one_that_is_not_as_it_was_read_takes_nobody_with_it(
     store.before_applies.append(lambda: transactions.keep_alive(ids[3], 60_000))
     assert await sweep.sweep_once() == Swept(aborted=9, failed=0)
     assert len(store.sent) == 1 + 1 + 9, "all of them in vain, the keep-alive, and each that is due by itself"
-    assert [(await transactions.get(txn_id)).state == "OPEN" for txn_id in ids] == [n == 3 for n in range(10)]
+    assert [(await transactions.get(txn_id))["state"] == "OPEN" for txn_id in ids] == [n == 3 for n in range(10)]
 
 
 async def test_every_kind_is_aborted_and_says_which_deadline_has_passed(
@@ -182,13 +182,13 @@ async def test_every_kind_is_aborted_and_says_which_deadline_has_passed(
 ) -> None:
     """Side by side in one slice: plain, kept alive, prepared, with writers, and under a key."""
     plain, kept, prepared, written = [await begin(transactions, timeout_ms=1_000) for _ in range(4)]
-    keyed = id_of((await under_key(transactions, timeout_ms=1_000)).header)
+    keyed = id_of((await under_key(transactions, timeout_ms=1_000)).txn)
     await transactions.keep_alive(kept, 2_000)
     await transactions.prepare(prepared, 3_000)
     await transactions.add_writers(written, ["w"])
     clock.now_ms += 10_000
     assert await sweep.sweep_once() == Swept(aborted=5, failed=0)
-    told = {txn_id: (await transactions.get(txn_id)).reason for txn_id in (plain, kept, prepared, written, keyed)}
+    told = {txn_id: (await transactions.get(txn_id))["reason"] for txn_id in (plain, kept, prepared, written, keyed)}
     assert told == {
         **dict.fromkeys((plain, written, keyed), f"deadline {START_MS + 1_000} passed"),
         kept: f"deadline {START_MS + 2_000} passed",
@@ -216,7 +216,7 @@ async def test_a_lost_reply_of_many_aborts_is_resolved_and_counted_once(
     store.faults.append(fault)
     assert (await sweep.sweep_once()).failed == 0
     await store.deliver()
-    assert {(await transactions.get(txn_id)).expired_by for txn_id in ids} == {"timeout"}
+    assert {(await transactions.get(txn_id))["expired_by"] for txn_id in ids} == {"timeout"}
     metric = "metatxn_transactions_ended_total"
     assert transactions.metrics.registry.get_sample_value(metric, {"result": "timed_out"}) == 10
 
@@ -235,7 +235,7 @@ async def test_what_happens_between_the_sweeps_read_and_its_write_wins(
     arguments = {"keep_alive": (5_000,), "commit": (), "prepare": ()}[meanwhile]
     store.before_applies.append(lambda: getattr(transactions, meanwhile)(txn_id, *arguments))
     assert await sweep.sweep_once() == Swept(aborted=0, failed=0)
-    assert (await transactions.get(txn_id)).state == ("COMMITTED" if meanwhile == "commit" else "OPEN")
+    assert (await transactions.get(txn_id))["state"] == ("COMMITTED" if meanwhile == "commit" else "OPEN")
 
 
 async def test_the_loop_survives_everything(
@@ -259,7 +259,7 @@ async def test_the_loop_survives_everything(
     sweep.start()
     await asyncio.wait_for(aborted.wait(), 60)
     await sweep.stop()
-    assert (await transactions.get(txn_id)).state == "ABORTED"
+    assert (await transactions.get(txn_id))["state"] == "ABORTED"
     await sweep.stop()
 
 
@@ -287,7 +287,7 @@ async def test_a_sweep_reads_what_is_due_and_not_what_is_open(
     clock.now_ms = START_MS + 1_000 + SKEW_MS
     assert await sweep.sweep_once() == Swept(aborted=10, failed=0)
     assert (counted.ranges, counted.rows, counted.keys) == (2, 10, 10)
-    assert {(await transactions.get(txn_id)).expired_by for txn_id in due} == {"timeout"}
+    assert {(await transactions.get(txn_id))["expired_by"] for txn_id in due} == {"timeout"}
 
 
 def sharing(coordinate: Callable[..., Transactions], process: str, announced: list[str]) -> TimeoutSweep:
@@ -340,4 +340,4 @@ async def test_two_that_sweep_the_same_are_harmless(
     clock.now_ms = START_MS + 1_000 + SKEW_MS
     swept = await asyncio.gather(*(sweep.sweep_once() for sweep in sweeps))
     assert sum(one.aborted for one in swept) == len(ids)
-    assert {(await transactions.get(txn_id)).expired_by for txn_id in ids} == {"timeout"}
+    assert {(await transactions.get(txn_id))["expired_by"] for txn_id in ids} == {"timeout"}

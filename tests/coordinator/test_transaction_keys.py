@@ -6,12 +6,13 @@ import json
 
 import pytest
 
+from coordinator.answers import Members
 from coordinator.transaction_keys import FENCED_SESSIONS_KEPT, Begun, TransactionKeys
 from coordinator.transactions import Transactions
 from metastore.backends.memory import MemoryStore
 from metastore.txn import paths
 from metastore.txn.key_records import read_key
-from metatxn.wire.coordinator import BeginRequest, ConnectAnswer, ConnectRequest, TransactionHeader
+from metatxn.wire.coordinator import BeginRequest, ConnectAnswer, ConnectRequest
 from metatxn.wire.errors import ErrorCode
 from metatxn.wire.problems import problem_of
 from tests.coordinator.conftest import FakeClock, id_of, refusal, under_key
@@ -29,10 +30,10 @@ async def begin(transactions: Transactions, **fields: object) -> Begun:
     return await under_key(transactions, KEY, **fields)
 
 
-async def opened(transactions: Transactions, **fields: object) -> TransactionHeader:
+async def opened(transactions: Transactions, **fields: object) -> Members:
     begun = await begin(transactions, **fields)
     assert begun.created
-    return begun.header
+    return begun.txn
 
 
 # -- connect
@@ -68,10 +69,10 @@ async def test_a_connection_aborts_what_the_one_before_had_open(
     old = await opened(transactions, epoch=0)
     store.sent.clear()
     answer = await connect(keys)
-    assert (answer.epoch, answer.aborted_txn_id, answer.prepared_txn_id) == (1, old.txn_id, None)
+    assert (answer.epoch, answer.aborted_txn_id, answer.prepared_txn_id) == (1, old["txn_id"], None)
     assert len(store.sent) == 1, "epoch and abort must be one apply"
     fenced = await transactions.get(id_of(old))
-    assert (fenced.state, fenced.expired_by) == ("ABORTED", "fencing")
+    assert (fenced["state"], fenced["expired_by"]) == ("ABORTED", "fencing")
     await refusal(transactions.commit(id_of(old)), ErrorCode.EXPIRED_TRANSACTION)
     await refusal(transactions.keep_alive(id_of(old), 1), ErrorCode.EXPIRED_TRANSACTION)
     await refusal(transactions.prepare(id_of(old)), ErrorCode.EXPIRED_TRANSACTION)
@@ -83,7 +84,7 @@ async def test_the_loser_cannot_begin(transactions: Transactions, keys: Transact
     await connect(keys)
     await connect(keys)
     await refusal(begin(transactions, epoch=0), ErrorCode.NOT_ALLOWED)
-    assert (await opened(transactions, epoch=1)).epoch == 1
+    assert (await opened(transactions, epoch=1))["epoch"] == 1
 
 
 async def test_a_prepared_predecessor_is_returned_and_must_be_ended_first(
@@ -95,14 +96,14 @@ async def test_a_prepared_predecessor_is_returned_and_must_be_ended_first(
     await transactions.prepare(id_of(old))
     for epoch in (1, 2):
         answer = await connect(keys)
-        assert (answer.epoch, answer.aborted_txn_id, answer.prepared_txn_id) == (epoch, None, old.txn_id)
+        assert (answer.epoch, answer.aborted_txn_id, answer.prepared_txn_id) == (epoch, None, old["txn_id"])
     for version in (3, 4):
         error = await refusal(begin(transactions, epoch=2, version=version), ErrorCode.TXN_CONFLICT)
-        assert error.members["prepared_txn_id"] == old.txn_id
-    assert (await transactions.commit(id_of(old))).state == "COMMITTED"
+        assert error.members["prepared_txn_id"] == old["txn_id"]
+    assert (await transactions.commit(id_of(old)))["state"] == "COMMITTED"
     assert (await connect(keys)).last_version == 3
-    assert (await begin(transactions, version=3)).header.already_committed
-    assert (await opened(transactions, epoch=3, version=4)).version == 4
+    assert (await begin(transactions, version=3)).txn["already_committed"]
+    assert (await opened(transactions, epoch=3, version=4))["version"] == 4
 
 
 # -- begin
@@ -112,8 +113,8 @@ async def test_a_key_holds_what_began_under_it(transactions: Transactions, keys:
     for epoch in (0, 1):
         assert (await connect(keys)).epoch == epoch
         header = await opened(transactions, epoch=epoch)
-        assert (header.epoch, header.transaction_key) == (epoch, KEY)
-        assert (await keys.get(KEY)).txn_id == header.txn_id
+        assert (header["epoch"], header["transaction_key"]) == (epoch, KEY)
+        assert (await keys.get(KEY)).txn_id == header["txn_id"]
 
 
 @pytest.mark.parametrize("version", [None, 1])
@@ -130,7 +131,7 @@ async def test_nobody_begins_without_the_epoch(
     error = await refusal(transactions.begin(request), ErrorCode.INVALID_ARGUMENT)
     assert error.members["field"] == "epoch" and "connect" in problem_of(error).action
     assert await store.current_revision() == revision
-    assert not used or (await transactions.get(id_of(running))).state == "OPEN"
+    assert not used or (await transactions.get(id_of(running)))["state"] == "OPEN"
 
 
 async def test_only_one_transaction_of_a_key_is_open(transactions: Transactions, store: FaultyStore) -> None:
@@ -139,8 +140,8 @@ async def test_only_one_transaction_of_a_key_is_open(transactions: Transactions,
     store.sent.clear()
     second = await opened(transactions)
     assert len(store.sent) == 1, "abort and begin must be one apply"
-    assert (await transactions.get(id_of(first))).expired_by == "fencing"
-    assert (await transactions.get(id_of(second))).state == "OPEN"
+    assert (await transactions.get(id_of(first)))["expired_by"] == "fencing"
+    assert (await transactions.get(id_of(second)))["state"] == "OPEN"
 
 
 async def test_begin_with_a_version_is_idempotent(transactions: Transactions, keys: TransactionKeys) -> None:
@@ -148,11 +149,11 @@ async def test_begin_with_a_version_is_idempotent(transactions: Transactions, ke
     first = await opened(transactions, version=7)
     for _ in range(2):
         again = await begin(transactions, version=7)
-        assert (again.created, again.header) == (False, first)
+        assert (again.created, again.txn) == (False, first)
     await transactions.prepare(id_of(first))
-    assert (await begin(transactions, version=7)).header.txn_id == first.txn_id
+    assert (await begin(transactions, version=7)).txn_id == first["txn_id"]
     await transactions.abort(id_of(first))
-    assert (await opened(transactions, version=7)).txn_id != first.txn_id
+    assert (await opened(transactions, version=7))["txn_id"] != first["txn_id"]
 
 
 async def test_the_same_version_under_a_newer_epoch_is_another_transaction(
@@ -161,13 +162,13 @@ async def test_the_same_version_under_a_newer_epoch_is_another_transaction(
     first = await opened(transactions, version=7)
     await connect(keys)
     second = await opened(transactions, version=7)
-    assert second.txn_id != first.txn_id and second.epoch == 1
+    assert second["txn_id"] != first["txn_id"] and second["epoch"] == 1
 
 
 async def test_another_version_aborts_the_predecessor(transactions: Transactions) -> None:
     first = await opened(transactions, version=7)
     await opened(transactions, version=8)
-    assert (await transactions.get(id_of(first))).expired_by == "fencing"
+    assert (await transactions.get(id_of(first)))["expired_by"] == "fencing"
 
 
 @pytest.mark.parametrize("version", [0, 4, 5])
@@ -180,9 +181,9 @@ async def test_a_committed_version_never_runs_again(
     revision = await store.current_revision()
     begun = await begin(transactions, version=version)
     assert not begun.created
-    assert (begun.header.state, begun.header.already_committed, begun.header.version) == ("COMMITTED", True, version)
+    assert (begun.txn["state"], begun.txn["already_committed"], begun.txn["version"]) == ("COMMITTED", True, version)
     assert await store.current_revision() == revision
-    assert (await transactions.get(id_of(running))).state == "OPEN"
+    assert (await transactions.get(id_of(running)))["state"] == "OPEN"
 
 
 async def test_only_a_commit_moves_the_last_version(transactions: Transactions, keys: TransactionKeys) -> None:
@@ -191,7 +192,7 @@ async def test_only_a_commit_moves_the_last_version(transactions: Transactions, 
     await transactions.commit(id_of(await opened(transactions)))
     assert (await keys.get(KEY)).last_version == 2
     assert (await connect(keys)).last_version == 2
-    assert (await opened(transactions, version=3)).version == 3
+    assert (await opened(transactions, version=3))["version"] == 3
 
 
 async def test_a_commit_is_answered_before_any_epoch_is_checked(
@@ -213,8 +214,8 @@ async def test_a_commit_needs_the_key(transactions: Transactions, keys: Transact
         assert key.value
         await store.apply(key.write(store.batch(), key.value.model_copy(update=change)))
         await refusal(transactions.commit(id_of(header)), ErrorCode.NOT_ALLOWED)
-        assert (await transactions.get(id_of(header))).state == "OPEN"
-    assert (await transactions.abort(id_of(header))).state == "ABORTED"
+        assert (await transactions.get(id_of(header)))["state"] == "OPEN"
+    assert (await transactions.abort(id_of(header)))["state"] == "ABORTED"
 
 
 async def test_keys_of_two_owners_are_two_keys(transactions: Transactions, keys: TransactionKeys) -> None:
@@ -222,9 +223,9 @@ async def test_keys_of_two_owners_are_two_keys(transactions: Transactions, keys:
     mine = await opened(transactions, owner="alice")
     theirs = await opened(transactions, owner="bob")
     nobodys = await opened(transactions)
-    assert (await connect(keys, owner="alice")).aborted_txn_id == mine.txn_id
+    assert (await connect(keys, owner="alice")).aborted_txn_id == mine["txn_id"]
     for header in (theirs, nobodys):
-        assert (await transactions.get(id_of(header))).state == "OPEN"
+        assert (await transactions.get(id_of(header)))["state"] == "OPEN"
     await refusal(keys.get(KEY, "carol"), ErrorCode.NOT_FOUND)
 
 
@@ -240,7 +241,7 @@ async def test_a_session_that_connects_again_finds_its_epoch(
     revision = await store.current_revision()
     assert await connect(keys, session="run-1") == first
     assert await store.current_revision() == revision
-    assert (await transactions.get(id_of(header))).state == "OPEN"
+    assert (await transactions.get(id_of(header)))["state"] == "OPEN"
     assert (await connect(keys, 0, session="run-1")).epoch == 1, "with its epoch it is a new connection"
 
 
@@ -286,7 +287,7 @@ async def test_a_key_without_sessions_stores_none(
     await keys.delete(KEY)
     (record,) = (await truth.scan(paths.TRANSACTION_KEYS)).records
     assert set(json.loads(record.value)) == {"epoch", "updated_ms", "deleted"}
-    assert (await transactions.get(id_of(header))).state == "ABORTED"
+    assert (await transactions.get(id_of(header)))["state"] == "ABORTED"
 
 
 async def test_the_last_fenced_sessions_are_remembered(keys: TransactionKeys) -> None:
@@ -319,7 +320,7 @@ async def test_a_transaction_that_is_prepared_and_taken_over_between_the_reads_o
 
     Found by the judge of histories: a commit was NOT_ALLOWED that at no moment had to be refused.
     """
-    txn_id = id_of((await under_key(transactions)).header)
+    txn_id = id_of((await under_key(transactions)).txn)
     other = Transactions(truth, clock)
 
     async def prepared_and_taken_over() -> None:
@@ -328,7 +329,7 @@ async def test_a_transaction_that_is_prepared_and_taken_over_between_the_reads_o
 
     store.before_reads.extend([None, prepared_and_taken_over])
     final = await getattr(transactions, end)(txn_id)
-    assert final.state == {"commit": "COMMITTED", "abort": "ABORTED"}[end]
+    assert final["state"] == {"commit": "COMMITTED", "abort": "ABORTED"}[end]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -339,7 +340,7 @@ async def test_deleting_a_key_aborts_what_it_holds(
     header = await opened(transactions)
     if prepared:
         await transactions.prepare(id_of(header))
-    assert (await keys.delete(KEY)).aborted_txn_id == header.txn_id
+    assert (await keys.delete(KEY)).aborted_txn_id == header["txn_id"]
     await refusal(transactions.commit(id_of(header)), ErrorCode.EXPIRED_TRANSACTION)
     await refusal(keys.get(KEY), ErrorCode.NOT_FOUND)
 
@@ -358,9 +359,9 @@ async def test_a_deleted_key_repeats_neither_epoch_nor_version(
     await refusal(connect(keys, 1), ErrorCode.NOT_ALLOWED)
     await refusal(begin(transactions, epoch=1, version=5), ErrorCode.NOT_ALLOWED)
     assert (await connect(keys)).model_dump(exclude_none=True) == {"epoch": 2, "last_version": 5}
-    assert (await begin(transactions, version=5)).header.already_committed
+    assert (await begin(transactions, version=5)).txn["already_committed"]
     await keys.delete(KEY)
-    assert (await opened(transactions, version=6)).epoch == 3
+    assert (await opened(transactions, version=6))["epoch"] == 3
     assert (await keys.get(KEY)).last_version == 5
 
 
@@ -387,7 +388,7 @@ async def test_a_holder_that_is_fenced_ends_and_the_next_one_goes_on(
     assert (await keys.get(KEY)).epoch == 0
     done = await keys.fence(KEY, 0)
     named = done.prepared_txn_id if prepared else done.aborted_txn_id
-    assert (done.epoch, named) == (1, txn.txn_id)
+    assert (done.epoch, named) == (1, txn["txn_id"])
     await refusal(begin(transactions, epoch=0), ErrorCode.NOT_ALLOWED)
     await refusal(connect(keys, session="a"), ErrorCode.NOT_ALLOWED)
     await refusal(keys.fence(KEY, 0), ErrorCode.NOT_ALLOWED)

@@ -33,7 +33,7 @@ async def test_an_end_whose_answer_was_lost_is_resolved(
     txn_id = await begin(transactions)
     store.faults.append(fault)
     decided = await getattr(transactions, end)(txn_id)
-    assert decided.state == FINAL[end]
+    assert decided["state"] == FINAL[end]
     await store.deliver()
     assert await transactions.get(txn_id) == decided
 
@@ -48,7 +48,7 @@ async def test_what_is_sent_again_is_identical(transactions: Transactions, store
     assert len(store.sent) == 5
     assert all(batch == store.sent[0] for batch in store.sent)
     await store.deliver()
-    assert (await transactions.get(txn_id)).state == FINAL[end]
+    assert (await transactions.get(txn_id))["state"] == FINAL[end]
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -61,10 +61,10 @@ async def test_nobody_knows_is_said_as_such(
     error = await refusal(getattr(transactions, end)(txn_id), ErrorCode.OUTCOME_UNKNOWN)
     assert error.members["txn_id"] == str(txn_id) and not problem_of(error).definite
     store.faults.clear()
-    assert (await transactions.get(txn_id)).state == "OPEN"
+    assert (await transactions.get(txn_id))["state"] == "OPEN"
     await store.deliver()
-    assert (await transactions.get(txn_id)).state == FINAL[end]
-    assert (await getattr(transactions, end)(txn_id)).state == FINAL[end]
+    assert (await transactions.get(txn_id))["state"] == FINAL[end]
+    assert (await getattr(transactions, end)(txn_id))["state"] == FINAL[end]
 
 
 async def test_a_store_that_takes_no_writes_still_tells_what_landed(
@@ -73,7 +73,7 @@ async def test_a_store_that_takes_no_writes_still_tells_what_landed(
     """The records are read before anything is sent again."""
     txn_id = await begin(transactions)
     store.faults.extend([Fault.LOSE_REPLY, *[Fault.UNAVAILABLE] * 100])
-    assert (await transactions.commit(txn_id)).state == "COMMITTED"
+    assert (await transactions.commit(txn_id))["state"] == "COMMITTED"
 
 
 async def test_a_failure_before_anything_was_sent_is_definite(transactions: Transactions, store: FaultyStore) -> None:
@@ -82,7 +82,7 @@ async def test_a_failure_before_anything_was_sent_is_definite(transactions: Tran
     with pytest.raises(Exception, match="nobody listens") as failed:
         await transactions.commit(txn_id)
     assert getattr(failed.value, "definite", None) is True
-    assert (await transactions.get(txn_id)).state == "OPEN"
+    assert (await transactions.get(txn_id))["state"] == "OPEN"
 
 
 async def test_a_read_that_fails_after_a_lost_reply_is_not_definite(
@@ -94,7 +94,7 @@ async def test_a_read_that_fails_after_a_lost_reply_is_not_definite(
     store.before_reads.extend([None, *[unavailable] * 100])
     await refusal(transactions.commit(txn_id), ErrorCode.OUTCOME_UNKNOWN)
     store.before_reads.clear()
-    assert (await transactions.get(txn_id)).state == "COMMITTED"
+    assert (await transactions.get(txn_id))["state"] == "COMMITTED"
 
 
 @pytest.mark.parametrize("after", [1, 2])
@@ -107,7 +107,7 @@ async def test_a_decision_is_not_called_off_by_the_reads_behind_it(
     store.before_reads.extend([None, None, *[None] * (after - 1), *[unavailable] * 100])
     await refusal(transactions.commit(txn_id), ErrorCode.OUTCOME_UNKNOWN)
     store.before_reads.clear()
-    assert (await transactions.get(txn_id)).state == "COMMITTED"
+    assert (await transactions.get(txn_id))["state"] == "COMMITTED"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_a_rival_may_decide_while_a_reply_is_lost(
     store.before_reads.extend([None, decide])
     await refusal(transactions.commit(txn_id), code)
     await store.deliver()
-    assert (await other.get(txn_id)).state == "ABORTED"
+    assert (await other.get(txn_id))["state"] == "ABORTED"
 
 
 async def test_a_keep_alive_in_between_makes_the_decision_start_over(
@@ -155,7 +155,7 @@ async def test_begin_is_resolved(
     assert begun.created
     assert len((await truth.scan("/txn/")).records) == 2
     await store.deliver()
-    assert (await transactions.get(id_of(begun.header))) == begun.header
+    assert (await transactions.get(id_of(begun.txn))) == begun.txn
     assert len((await truth.scan("/txn/")).records) == (3 if fault is Fault.DELAY else 2)
 
 
@@ -181,7 +181,7 @@ async def test_no_id_begins_twice_though_it_was_collected_while_its_reply_was_lo
     begun = await transactions.begin(BeginRequest(transaction_key=key, epoch=epoch))
     headers = [key for batch in store.sent for key in batch.puts if key.startswith("/txn/")]
     assert len(set(headers)) == len(headers) == 2
-    assert begun.created and headers[-1] == f"/txn/{begun.header.txn_id}"
+    assert begun.created and headers[-1] == f"/txn/{begun.txn_id}"
 
 
 async def test_no_id_begins_twice_though_a_copy_arrives_when_it_was_collected(
@@ -190,11 +190,11 @@ async def test_no_id_begins_twice_though_a_copy_arrives_when_it_was_collected(
     await begin(transactions)
     store.faults.append(Fault.DELAY)
     begun = await transactions.begin()
-    await transactions.commit(id_of(begun.header))
+    await transactions.commit(id_of(begun.txn))
     await end_and_collect(truth, clock)
     await store.deliver()
     (late,) = (await truth.scan("/txn/")).records
-    assert late.key != f"/txn/{begun.header.txn_id}"
+    assert late.key != f"/txn/{begun.txn_id}"
 
 
 @pytest.mark.parametrize("fault", LOST)
@@ -202,13 +202,13 @@ async def test_no_id_begins_twice_though_a_copy_arrives_when_it_was_collected(
 async def test_begin_under_a_key_is_resolved(
     transactions: Transactions, store: FaultyStore, fault: Fault, version: int | None
 ) -> None:
-    old = (await under_key(transactions)).header
+    old = (await under_key(transactions)).txn
     store.faults.append(fault)
-    begun = await transactions.begin(BeginRequest(transaction_key="k", epoch=old.epoch, version=version))
+    begun = await transactions.begin(BeginRequest(transaction_key="k", epoch=old["epoch"], version=version))
     await store.deliver()
     assert begun.created
-    assert (await transactions.keys.get("k")).txn_id == begun.header.txn_id
-    assert (await transactions.get(id_of(old))).expired_by == "fencing"
+    assert (await transactions.keys.get("k")).txn_id == begun.txn_id
+    assert (await transactions.get(id_of(old)))["expired_by"] == "fencing"
 
 
 @pytest.mark.parametrize("fault", LOST)
@@ -217,12 +217,12 @@ async def test_connect_is_resolved(
     transactions: Transactions, store: FaultyStore, fault: Fault, session: str | None
 ) -> None:
     """What it answers is the epoch of the key, and nobody else was given it; with a session no epoch is wasted."""
-    old = (await under_key(transactions)).header
+    old = (await under_key(transactions)).txn
     store.faults.append(fault)
     answer = await transactions.keys.connect("k", ConnectRequest(epoch=-1, session=session))
     await store.deliver()
     assert answer.epoch == (await transactions.keys.get("k")).epoch
-    assert answer.aborted_txn_id == old.txn_id
+    assert answer.aborted_txn_id == old["txn_id"]
     assert session is None or answer.epoch == 1
 
 
@@ -230,13 +230,13 @@ async def test_connect_never_claims_to_have_aborted_what_was_committed(
     transactions: Transactions, store: FaultyStore, truth: MemoryStore, clock: FakeClock
 ) -> None:
     """Its first bump never arrived, and before the second one the predecessor committed."""
-    old = (await under_key(transactions)).header
+    old = (await under_key(transactions)).txn
     other = Transactions(truth, clock)
     store.faults.append(Fault.LOSE_REQUEST)
     store.before_reads.extend([None, None, lambda: other.commit(id_of(old))])
     answer = await transactions.keys.connect("k", ConnectRequest(epoch=-1, session="run"))
     assert (answer.epoch, answer.aborted_txn_id) == (1, None)
-    assert (await transactions.get(id_of(old))).state == "COMMITTED"
+    assert (await transactions.get(id_of(old)))["state"] == "COMMITTED"
 
 
 async def test_connect_with_an_epoch_never_calls_its_own_bump_stale(
@@ -250,9 +250,9 @@ async def test_connect_with_an_epoch_never_calls_its_own_bump_stale(
 
 @pytest.mark.parametrize("fault", LOST)
 async def test_a_commit_under_a_key_is_resolved(transactions: Transactions, store: FaultyStore, fault: Fault) -> None:
-    header = (await under_key(transactions, version=1)).header
+    header = (await under_key(transactions, version=1)).txn
     store.faults.append(fault)
-    assert (await transactions.commit(id_of(header))).state == "COMMITTED"
+    assert (await transactions.commit(id_of(header)))["state"] == "COMMITTED"
     await store.deliver()
     assert (await transactions.keys.get("k")).last_version == 1
 
@@ -267,7 +267,7 @@ async def test_changes_of_an_open_transaction_are_resolved(
         answer = await getattr(transactions, verb)(txn_id, argument)
         await store.deliver()
         assert await transactions.get(txn_id) == answer
-    assert (await transactions.commit(txn_id)).writers == ["w"]
+    assert (await transactions.commit(txn_id))["writers"] == ["w"]
 
 
 async def test_a_change_that_was_counted_is_not_refused_for_certain(
@@ -280,7 +280,7 @@ async def test_a_change_that_was_counted_is_not_refused_for_certain(
     store.before_reads.extend([None, lambda: other.commit(txn_id)])
     error = await refusal(transactions.add_writers(txn_id, ["w"]), ErrorCode.OUTCOME_UNKNOWN)
     assert not problem_of(error).definite
-    assert (await transactions.get(txn_id)).writers == ["w"]
+    assert (await transactions.get(txn_id))["writers"] == ["w"]
 
 
 async def test_a_change_that_was_seen_is_not_unavailable_for_certain(
@@ -296,23 +296,23 @@ async def test_a_change_that_was_seen_is_not_unavailable_for_certain(
 
 @pytest.mark.parametrize("fault", LOST)
 async def test_deleting_a_key_is_resolved(transactions: Transactions, store: FaultyStore, fault: Fault) -> None:
-    header = (await under_key(transactions)).header
+    header = (await under_key(transactions)).txn
     store.faults.append(fault)
     assert (await transactions.keys.delete("k")).epoch == 0
     await store.deliver()
-    assert (await transactions.get(id_of(header))).state == "ABORTED"
+    assert (await transactions.get(id_of(header)))["state"] == "ABORTED"
 
 
 async def test_deleting_a_key_is_not_called_off_by_the_reads_behind_it(
     transactions: Transactions, store: FaultyStore
 ) -> None:
     """The probe says that the key has changed, and then the store goes away."""
-    header = (await under_key(transactions)).header
+    header = (await under_key(transactions)).txn
     store.faults.append(Fault.LOSE_REPLY)
     store.before_reads.extend([None, None, None, *[unavailable] * 100])
     await refusal(transactions.keys.delete("k"), ErrorCode.OUTCOME_UNKNOWN)
     store.before_reads.clear()
-    assert (await transactions.get(id_of(header))).state == "ABORTED"
+    assert (await transactions.get(id_of(header)))["state"] == "ABORTED"
 
 
 async def test_a_decision_that_landed_unheard_is_counted_once(transactions: Transactions, store: FaultyStore) -> None:

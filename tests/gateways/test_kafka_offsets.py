@@ -41,8 +41,8 @@ class Committing:
 
     async def begin(self) -> TxnId:
         begun = await self.transactions.begin(BeginRequest(timeout_ms=60_000))
-        assert begun.header.txn_id is not None
-        return TxnId.parse(begun.header.txn_id)
+        assert begun.txn_id is not None
+        return TxnId.parse(begun.txn_id)
 
     async def put(self, offset: int, segment: str = SEGMENT) -> None:
         await self.offsets.commit(await self.offsets.group(GROUP), GROUP, {segment: GivenOffset(offset, None, None)})
@@ -204,7 +204,7 @@ async def test_a_death_between_any_two_steps_leaves_all_or_nothing(commit: bool)
         await committing.offsets.sweep()
         assert await committing.operations() == []
         outcomes.add(found := (await committing.found(), await committing.found(OTHER)))
-        committed = bool(done) and (await committing.transactions.get(done[0])).state == "COMMITTED"
+        committed = bool(done) and (await committing.transactions.get(done[0]))["state"] == "COMMITTED"
         assert found == (((8, True), (9, True)) if committed else ((1, True), (1, True)))
         await committing.assert_lawful()
     assert steps > 5 and len(outcomes) == 1 + commit

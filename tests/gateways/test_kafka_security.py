@@ -269,7 +269,7 @@ async def test_a_transaction_belongs_to_its_principal(gateway: Gateway, secured:
     assert await ben.init(holder) == KafkaCode.PRODUCER_FENCED
     held = await gateway.transactions.keys.get("kafka:x", "ada")
     assert held.txn_id is not None
-    assert (await gateway.transactions.get(TxnId.parse(held.txn_id))).owner == "ada"
+    assert (await gateway.transactions.get(TxnId.parse(held.txn_id)))["owner"] == "ada"
     assert await ada.end(holder, commit=True) == KafkaCode.NONE
     await gateway.crash()
     ben = await caller(gateway, secured.tokens.add("ben", topics=rights))

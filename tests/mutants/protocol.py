@@ -425,7 +425,7 @@ PROTOCOL = (
         others=(
             Edit(
                 "coordinator/transactions.py",
-                "        return Begun(answers.describe(txn_id, header, revision), created=True)\n",
+                "        return Begun(answers.members(txn_id, header, revision), created=True)\n",
                 "        return Begun(await self.get(txn_id), created=True)\n",
             ),
         ),

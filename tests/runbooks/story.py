@@ -191,7 +191,7 @@ class Story:
     # -- steps -------------------------------------------------------------------------------------------------
 
     async def _begin(self, request: BeginRequest | None = None) -> TxnId:
-        txn_id = (await self._transactions.begin(request)).header.txn_id
+        txn_id = (await self._transactions.begin(request)).txn_id
         assert txn_id is not None
         return TxnId.parse(txn_id)
 

@@ -89,7 +89,7 @@ async def test_171_a_broker_tells_of_the_commits_that_came_with_entries(tmp_path
     """Unless a coordinator in its process counts them."""
     store = MemoryStore(INDEXES)
     coordinator = CoordinatorService(store, port=0)
-    begun = (await coordinator.transactions.begin()).header.txn_id
+    begun = (await coordinator.transactions.begin()).txn_id
     assert begun is not None
     alone = BrokerService(store, data_dir=tmp_path / "alone", commits=local_commits)
     beside = BrokerService(store, data_dir=tmp_path / "beside", commits=lambda *_: coordinator.commits)

@@ -332,8 +332,8 @@ COORDINATOR = (
         "anothers-transaction-is-read",
         "a transaction is shown to its owner",
         _TRANSACTIONS,
-        "        require_owner(records, caller)\n        return answers.describe_records(records)\n\n    async def",
-        "        return answers.describe_records(records)\n\n    async def",
+        "        require_owner(records, caller)\n        return answers.members_as_read(records)\n\n    async def",
+        "        return answers.members_as_read(records)\n\n    async def",
         tests=("tests/coordinator/test_security.py::test_b14_another_principal_changes_nothing_and_the_owner_goes_on",),
     ),
     Mutant(

@@ -106,8 +106,8 @@ METASTORE = (
         "lost-decision-slips-a-lease-in",
         "a decision is refused when a side record has come since it was read",
         "metastore/txn/store.py",
-        "                batch.check(Absent(key))\n    return batch\n",
-        "                pass\n    return batch\n",
+        "                absent.append(Absent(key))\n",
+        "                pass\n",
         tests=("tests/metastore/txn/test_transactions.py::test_a_decision_loses_against_what_slipped_in",),
     ),
     Mutant(

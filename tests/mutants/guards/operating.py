@@ -159,8 +159,16 @@ OPERATING = (
         "blocks-of-ids-for-ever",
         "the order of the ids under one coordinator id is that of the begins, to within a minute",
         "metastore/txn/id_blocks.py",
-        "self._leased_at > self._block_seconds:",
-        "self._leased_at > 1_000 * self._block_seconds:",
+        "self._leased_at > self._block_seconds",
+        "self._leased_at > 1_000 * self._block_seconds",
+        tests=("tests/coordinator/test_id_blocks.py::test_a_block_is_used_for_its_time_only",),
+    ),
+    Mutant(
+        "single-ids-of-old-blocks",
+        "the order of the ids under one coordinator id is that of the begins, to within a minute",
+        "metastore/txn/id_blocks.py",
+        "        if not self._is_old():\n",
+        "        if True:\n",
         tests=("tests/coordinator/test_id_blocks.py::test_a_block_is_used_for_its_time_only",),
     ),
     Mutant(

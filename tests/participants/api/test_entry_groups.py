@@ -332,14 +332,14 @@ async def test_171_nothing_is_committed_if_an_entry_is_refused(
     answer = await send_with_commit(process, txn, segment, segment.replace("/t/", "/elsewhere/"))
     assert [outcome.get("code") for outcome in answer["outcomes"]] == [None, ErrorCode.NOT_FOUND]
     assert "commit" not in answer
-    assert (await transactions.get(txn)).state == "OPEN"
+    assert (await transactions.get(txn))["state"] == "OPEN"
 
 
 async def test_171_a_broker_that_commits_nothing_says_nothing(process: BrokerProcess, world: World) -> None:
     (segment,) = await process.create("t")
     txn = await world.begin()
     assert "commit" not in await send_with_commit(process, txn, segment)
-    assert (await Transactions(world.store, world.now_ms).get(txn)).state == "OPEN"
+    assert (await Transactions(world.store, world.now_ms).get(txn))["state"] == "OPEN"
 
 
 async def test_171_entries_that_were_there_already_count(
@@ -363,4 +363,4 @@ async def test_171_what_does_not_fit_has_no_effect(
         answer = await send_body(process, txn, with_head(text, b"x"))
         assert_problem(answer, ErrorCode.INVALID_ARGUMENT, field)
     assert await read(process, segment, isolation="read_uncommitted") == []
-    assert (await transactions.get(txn)).state == "OPEN"
+    assert (await transactions.get(txn))["state"] == "OPEN"

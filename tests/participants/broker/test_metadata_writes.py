@@ -41,7 +41,7 @@ async def test_a_transaction_over_p_segments_takes_p_plus_2_applies_and_one_clea
     await coordinator.begin()  # leases the numbers of many transactions, the next one's among them
     before = len(world.store.applied)
     begun = await coordinator.begin()
-    txn_id = TxnId.parse(begun.header.txn_id or "")
+    txn_id = begun.txn_id
     await publish(process, txn_id)
     await coordinator.commit(txn_id)
     for segment_id in ids:

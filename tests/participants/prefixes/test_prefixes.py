@@ -565,7 +565,7 @@ class Begin(Story):
         assert [header.state for header in headers if header.key == "k"] in (["OPEN"], ["COMMITTED"]), "begun once"
         await client.once("end keyed", lambda: transactions.commit(client.txns["keyed"]))
         again = await transactions.begin(keyed)
-        assert not again.created and again.header.already_committed
+        assert not again.created and again.txn["already_committed"]
 
     async def end(self, life: Life, client: Client) -> None:
         await super().end(life, client)
@@ -587,7 +587,7 @@ class End(Story):
     async def prepare(self, life: Life, client: Client) -> None:
         await created(life)
         for name in ENDS:
-            client.txns[name] = TxnId.parse((await life.transactions.begin(BeginRequest())).header.txn_id)
+            client.txns[name] = TxnId.parse((await life.transactions.begin(BeginRequest())).txn_id)
             await send(life, client, LOW, f"in {name}", client.txns[name])
 
     async def act(self, life: Life, client: Client) -> None:
