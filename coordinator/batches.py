@@ -1,8 +1,8 @@
 """Many begins, commits and aborts in one request, each of them answered as a single request would be.
 
 Items that touch the same transaction, or the same transaction key, form a *lane* and are done one after another, in the
-order of the list. The lanes run concurrently, and the records that commits and aborts need are read for all of them
-first.
+order of the list. The lanes run concurrently, and the records that commits and aborts need are presumed, or read for
+all of them first.
 
 An item is *plain* if it is alone in its lane, and can only fail by a check of its one write. Plain items are done
 together, `TOGETHER` of them in one apply, which saves most of the work, in this process and in the store. If they are
@@ -25,7 +25,7 @@ from coordinator.transaction_keys import Begun
 from coordinator.transactions import Failure, Transactions, answered, refuse_half_a_key, writer_set
 from metastore.api import MetadataStore
 from metastore.errors import InvalidBatch, MetastoreError
-from metastore.txn.store import TransactionRecords, read_plain
+from metastore.txn.store import TransactionRecords
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
 from metatxn.wire.coordinator import BatchItem, BeginRequest
@@ -64,7 +64,7 @@ async def run_batch(
     """
     wanted = [_wanted(number, item, transactions.store) for number, item in enumerate(items)]
     ended = dict.fromkeys(item.txn_id for item in wanted if isinstance(item, End))
-    known = await read_plain(transactions.store, list(ended))
+    known = await transactions.presume_or_read(ended, caller=caller)
     answers: dict[int, ItemAnswer] = {}
     begins: dict[int, BeginRequest] = {}
     ends: dict[int, tuple[End, TransactionRecords]] = {}

@@ -39,7 +39,7 @@ from metastore.txn.id_blocks import BLOCK_SIZE, IdBlocks
 from metastore.txn.key_records import KeyRecord
 from metastore.txn.records.transactions import Header, Prepared
 from metastore.txn.states import ExpiredBy, TxnState
-from metastore.txn.store import TransactionRecords, read_transaction
+from metastore.txn.store import TransactionRecords, read_plain, read_transaction
 from metastore.types import Absent, Batch, Revision
 from metatxn.service.security.principal import ANYONE, Principal
 from metatxn.wire import errors
@@ -273,12 +273,21 @@ class Transactions:
                     was_prepared_when_key_moved_on = bool(records.prepared_record)
             raise patience.over(f"transaction {end.txn_id}")
 
+    async def presume_or_read(
+        self, txn_ids: Iterable[TxnId], *, caller: Principal = ANYONE
+    ) -> dict[TxnId, TransactionRecords]:
+        """What `end` and `end_together` may know of transactions that are about to be ended, for those that exist:
+        presumed where they began here, and read by their headers alone elsewhere. Raises the store's errors."""
+        found = {txn_id: self._presumed.take(txn_id, caller) for txn_id in txn_ids}
+        read = await read_plain(self.store, [txn_id for txn_id, records in found.items() if records is None])
+        return {txn_id: records for txn_id, records in (found | read).items() if records is not None}
+
     async def end_together(
         self, ends: Sequence[tuple[End, TransactionRecords]], *, caller: Principal = ANYONE
     ) -> Sequence[Members | Failure]:
         """End transactions in one apply, each as `end` would: open ones without a key, that belong to the caller.
 
-        The records may be presumed (`read_plain`). If one of them is not as it was read, the apply has no
+        The records may be presumed (`presume_or_read`). If one of them is not as it was read, the apply has no
         effect, and each is ended separately. Raises the store's errors, and `InvalidBatch` for more than fits into one
         apply, which then has no effect.
         """
