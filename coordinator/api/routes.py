@@ -189,20 +189,12 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
 
     _add_begins(router, transactions)
 
-    @router.get(
-        "/{txn_id}",
-        **TRANSACTION,
-        responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND),
-    )
+    @router.get("/{txn_id}", **TRANSACTION, responses=problems(*ALWAYS, ErrorCode.TXN_NOT_FOUND))
     async def get_transaction(txn_id: TxnIdPath, caller: Caller) -> Response:
         """The current state of a transaction."""
         return json_response(await transactions.get(txn_id, caller=caller))
 
-    @router.post(
-        "/{txn_id}/commit",
-        **TRANSACTION,
-        responses=problems(*ENDS, ErrorCode.NOT_ALLOWED),
-    )
+    @router.post("/{txn_id}/commit", **TRANSACTION, responses=problems(*ENDS, ErrorCode.NOT_ALLOWED))
     async def commit(txn_id: TxnIdPath, caller: Caller, body: CommitRequest | None = None) -> Response:
         """Commit. A repeated commit succeeds; if it has a list of `writers`, only with the same list."""
         return json_response(await transactions.commit(txn_id, body.writers if body else None, caller=caller))
@@ -214,29 +206,17 @@ def transaction_routes(transactions: Transactions) -> APIRouter:
         body = body or AbortRequest()
         return json_response(await transactions.abort(txn_id, body.reason, force=body.force, caller=caller))
 
-    @router.post(
-        "/{txn_id}/writers",
-        **TRANSACTION,
-        responses=problems(*ENDS, ErrorCode.TXN_CONFLICT),
-    )
+    @router.post("/{txn_id}/writers", **TRANSACTION, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT))
     async def add_writers(txn_id: TxnIdPath, body: WritersRequest, caller: Caller) -> Response:
         """Remember writers that count; a commit without `writers` uses that list."""
         return json_response(await transactions.add_writers(txn_id, body.add, caller=caller))
 
-    @router.post(
-        "/{txn_id}/keep-alive",
-        **TRANSACTION,
-        responses=problems(*ENDS, ErrorCode.TXN_CONFLICT),
-    )
+    @router.post("/{txn_id}/keep-alive", **TRANSACTION, responses=problems(*ENDS, ErrorCode.TXN_CONFLICT))
     async def keep_alive(txn_id: TxnIdPath, body: KeepAliveRequest, caller: Caller) -> Response:
         """Move the deadline to `timeout_ms` from now."""
         return json_response(await transactions.keep_alive(txn_id, body.timeout_ms, caller=caller))
 
-    @router.post(
-        "/{txn_id}/prepare",
-        **TRANSACTION,
-        responses=problems(*ENDS),
-    )
+    @router.post("/{txn_id}/prepare", **TRANSACTION, responses=problems(*ENDS))
     async def prepare(txn_id: TxnIdPath, caller: Caller, body: PrepareRequest | None = None) -> Response:
         """The first phase of an external two-phase commit: from now on the transaction can only be committed or
         aborted."""

@@ -559,7 +559,7 @@ class Begin(Story):
         keyed = BeginRequest(transaction_key="k", epoch=epoch, version=1)
         for name, request in (("keyed", keyed), ("plain", BeginRequest())):
             begun = await client.once(f"begin {name}", functools.partial(transactions.begin, request))
-            client.txns[name] = TxnId.parse(begun.header.txn_id)
+            client.txns[name] = begun.txn_id
             await send(life, client, LOW, f"in {name}", client.txns[name])
         headers = [Header.decode(record.value) for record in (await life.world.store.inner.scan(paths.HEADERS)).records]
         assert [header.state for header in headers if header.key == "k"] in (["OPEN"], ["COMMITTED"]), "begun once"
