@@ -41,8 +41,7 @@ class Committing:
 
     async def begin(self) -> TxnId:
         begun = await self.transactions.begin(BeginRequest(timeout_ms=60_000))
-        assert begun.txn_id is not None
-        return TxnId.parse(begun.txn_id)
+        return begun.txn_id
 
     async def put(self, offset: int, segment: str = SEGMENT) -> None:
         await self.offsets.commit(await self.offsets.group(GROUP), GROUP, {segment: GivenOffset(offset, None, None)})

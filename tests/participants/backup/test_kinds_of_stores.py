@@ -114,7 +114,7 @@ async def test_a_cluster_moves_to_another_kind_of_store(case: BackupCase) -> Non
 
 async def begun(world: World) -> TxnId:
     """By a coordinator that has just started."""
-    return TxnId.parse((await Transactions(world.store.inner, world.now_ms, 1).begin()).txn_id)
+    return (await Transactions(world.store.inner, world.now_ms, 1).begin()).txn_id
 
 
 async def connected(world: World) -> int:

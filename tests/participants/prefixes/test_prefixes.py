@@ -587,7 +587,7 @@ class End(Story):
     async def prepare(self, life: Life, client: Client) -> None:
         await created(life)
         for name in ENDS:
-            client.txns[name] = TxnId.parse((await life.transactions.begin(BeginRequest())).txn_id)
+            client.txns[name] = (await life.transactions.begin(BeginRequest())).txn_id
             await send(life, client, LOW, f"in {name}", client.txns[name])
 
     async def act(self, life: Life, client: Client) -> None:
